@@ -1,0 +1,1 @@
+"""The torch, mlx and scripted backends; reached by name only."""

@@ -1,0 +1,35 @@
+"""The only place that knows directories: cache, configuration, saved chats, logs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+_APP = "dflash-local"
+
+
+def _folder(variable: str, default: str) -> Path:
+    """A folder from an environment variable, else the platform's own."""
+    return Path(os.environ.get(variable) or default).expanduser()
+
+
+def cache_dir() -> Path:
+    """Converted models and measured tables; safe to delete. ``DFLASH_CACHE`` moves it."""
+    return _folder("DFLASH_CACHE", platformdirs.user_cache_dir(_APP, appauthor=False))
+
+
+def config_dir() -> Path:
+    """The user's models.toml and settings. ``DFLASH_CONFIG`` moves it."""
+    return _folder("DFLASH_CONFIG", platformdirs.user_config_dir(_APP, appauthor=False))
+
+
+def data_dir() -> Path:
+    """Saved chats and prompt history. ``DFLASH_DATA`` moves it."""
+    return _folder("DFLASH_DATA", platformdirs.user_data_dir(_APP, appauthor=False))
+
+
+def log_dir() -> Path:
+    """Log files of engine processes. ``DFLASH_LOG`` moves it."""
+    return _folder("DFLASH_LOG", platformdirs.user_log_dir(_APP, appauthor=False))

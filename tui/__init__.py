@@ -1,0 +1,1 @@
+"""dflash-chat, the terminal app; reached by name only."""
