@@ -1,0 +1,62 @@
+"""dflash-local: fast local chat with DFlash drafts on MLX and PyTorch.
+
+``load`` opens a pair, ``Engine.stream`` answers. Importing this package loads no framework;
+names resolve on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dflash_local.engine import Engine, Message, Reply
+    from dflash_local.errors import DflashError
+    from dflash_local.events import Done, Event, LoadProgress, Piece, Prefill, Round, Text, Usage
+    from dflash_local.sampling import SamplingParams
+    from dflash_local.select import load
+    from dflash_local.stats import DraftStats, StatsSummary
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "select",
+    **dict.fromkeys(("Engine", "Message", "Reply"), "engine"),
+    "DflashError": "errors",
+    **dict.fromkeys(
+        ("Done", "Event", "LoadProgress", "Piece", "Prefill", "Round", "Text", "Usage"), "events"
+    ),
+    "SamplingParams": "sampling",
+    **dict.fromkeys(("DraftStats", "StatsSummary"), "stats"),
+}
+
+__all__ = [
+    "DflashError",
+    "Done",
+    "DraftStats",
+    "Engine",
+    "Event",
+    "LoadProgress",
+    "Message",
+    "Piece",
+    "Prefill",
+    "Reply",
+    "Round",
+    "SamplingParams",
+    "StatsSummary",
+    "Text",
+    "Usage",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's module when the name is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

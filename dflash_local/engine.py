@@ -1,0 +1,405 @@
+"""Engine: owns a backend on a thread of its own; stream, stop, close.
+
+MLX arrays belong to the thread that made them, so one thread loads, generates and closes.
+Requests from several threads queue up; one runs at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from dflash_local.backend import Backend, BackendInfo, MemoryFigures
+from dflash_local.errors import DflashError, EngineError, OptionError
+from dflash_local.events import Done, Event, Piece, Reason, Text, Usage
+from dflash_local.loop import generate
+from dflash_local.sampling import SamplingParams
+from dflash_local.stats import StatsSummary
+from dflash_local.text import ReplyText, ThinkTags
+from dflash_local.width import FixedWidth, Width
+
+_T = TypeVar("_T")
+
+Message = Mapping[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+
+class ChatTokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, special tokens in it recognised, none added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out, incomplete bytes as U+FFFD."""
+        ...
+
+    def render(self, messages: Sequence[Message], thinking: bool | None) -> str:
+        """The chat template filled up to where the assistant begins to write.
+
+        ``thinking`` is handed to templates that know it; None leaves the template's default.
+        """
+        ...
+
+    @property
+    def tags(self) -> ThinkTags | None:
+        """How the model marks thinking; None where it does not think."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    text: str
+    thinking: str
+    tokens: tuple[int, ...]
+    reason: Reason
+    usage: Usage
+    stats: StatsSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's ids, and whether they end inside thinking."""
+
+    ids: tuple[int, ...]
+    in_thinking: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    """One answer on its way: what is asked, and where its events go."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    width: Width
+    reuse: bool
+    events: queue.SimpleQueue[Event | BaseException] = field(default_factory=queue.SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
+
+
+class _Call(Generic[_T]):
+    """A function to run on the engine's thread, and its outcome."""
+
+    def __init__(self, function: Callable[[Backend], _T]) -> None:
+        self._function = function
+        self._result: _T | BaseException
+        self._finished = threading.Event()
+
+    def run(self, backend: Backend) -> bool:
+        """Run it; False when it raised."""
+        try:
+            self._result = self._function(backend)
+        except BaseException as error:  # handed to the thread that asked
+            self._result = _explained(error)
+        self._finished.set()
+        return not isinstance(self._result, BaseException)
+
+    def wait(self) -> _T:
+        """The result, or the error."""
+        self._finished.wait()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+
+Opened = tuple[Backend, ChatTokenizer]
+
+
+class Engine:
+    """A loaded pair, ready to answer.
+
+    Args:
+        opener: loads backend and tokenizer; runs on the engine's thread.
+
+    Raises:
+        DflashError: whatever ``opener`` raised.
+    """
+
+    def __init__(self, opener: Callable[[], Opened]) -> None:
+        self._inbox: queue.SimpleQueue[_Request | _Call[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: _Request | None = None
+        self._closed = False
+        self._held: list[int] = []
+        """Ids that the caches hold; only the engine's thread touches it."""
+        opened: queue.SimpleQueue[Opened | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._main, args=(opener, opened), name="dflash-engine", daemon=True
+        )
+        self._thread.start()
+        outcome = opened.get()
+        if isinstance(outcome, BaseException):
+            self._closed = True
+            raise outcome
+        backend, self.tokenizer = outcome
+        self.info: BackendInfo = backend.info
+
+    def prompt(
+        self, messages: Sequence[Message] | Sequence[int] | str, thinking: bool | None = None
+    ) -> Prompt:
+        """The ids of a request: messages through the chat template, text as one user message.
+
+        Raises:
+            OptionError: nothing to answer, an unknown role, or an id outside the vocabulary.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages:
+            raise OptionError("There is no message to answer.", "Give at least one.")
+        ids = [item for item in messages if isinstance(item, int)]
+        if len(ids) == len(messages):
+            bad = next((i for i in ids if not 0 <= i < self.info.vocab_size), None)
+            if bad is not None:
+                raise OptionError(
+                    f"Token id {bad} is outside the vocabulary of {self.info.vocab_size}."
+                )
+            return Prompt(tuple(ids))
+        chat = [item for item in messages if isinstance(item, Mapping)]
+        for message in chat:
+            if message.get("role") not in ("system", "user", "assistant") or not isinstance(
+                message.get("content"), str
+            ):
+                raise OptionError(
+                    f"Not a chat message: {message!r}.",
+                    'Give {"role": "system", "user" or "assistant", "content": text}.',
+                )
+        if len(chat) != len(messages):
+            raise OptionError("Messages and token ids are mixed.", "Give one or the other.")
+        text = self.tokenizer.render(chat, thinking)
+        tags = self.tokenizer.tags
+        return Prompt(
+            tuple(self.tokenizer.encode(text)),
+            in_thinking=tags is not None and text.rstrip().endswith(tags.open),
+        )
+
+    def stream(
+        self,
+        messages: Sequence[Message] | Sequence[int] | str | Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        block: int | None = None,
+        width: Width | None = None,
+        thinking: bool | None = None,
+        reuse: bool = True,
+    ) -> Iterator[Event]:
+        """Answer, event by event; the last one is ``Done``.
+
+        Leaving the iterator early stops the answer. Requests of other threads wait their turn.
+
+        Args:
+            messages: chat messages, one user text, or token ids.
+            sampling: how tokens are chosen; greedy by default.
+            block: rows of one verify; 1 or 0 is plain decoding, None the draft's own block.
+            width: chooses the drafted count of each round, in place of ``block``.
+            thinking: switches thinking on or off in templates that know it.
+            reuse: start from what the caches share with this prompt.
+
+        Raises:
+            DflashError: the request cannot be honoured, or the engine broke off.
+        """
+        prompt = messages if isinstance(messages, Prompt) else self.prompt(messages, thinking)
+        request = _Request(prompt, sampling or SamplingParams(), self._width(block, width), reuse)
+        return self._events(request)
+
+    def complete(
+        self,
+        messages: Sequence[Message] | Sequence[int] | str | Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        block: int | None = None,
+        width: Width | None = None,
+        thinking: bool | None = None,
+        reuse: bool = True,
+    ) -> Reply:
+        """Answer in one go; arguments as for ``stream``."""
+        pieces: list[Piece] = []
+        for event in self.stream(
+            messages, sampling, block=block, width=width, thinking=thinking, reuse=reuse
+        ):
+            if isinstance(event, Text):
+                pieces.extend(event.pieces)
+            elif isinstance(event, Done):
+                done = event
+        return Reply(
+            text="".join(p.text for p in pieces if p.channel == "answer"),
+            thinking="".join(p.text for p in pieces if p.channel == "think"),
+            tokens=done.tokens,
+            reason=done.reason,
+            usage=done.usage,
+            stats=done.stats,
+        )
+
+    def stop(self) -> None:
+        """End the running answer after its current round; from any thread."""
+        with self._lock:
+            if self._running is not None:
+                self._running.stop.set()
+
+    def memory(self) -> MemoryFigures:
+        """Bytes held; waits for a running answer."""
+        return self._on_thread(lambda backend: backend.memory())
+
+    def margin(self, ids: Sequence[int]) -> float:
+        """Top-1 minus top-2 logit of the target after ``ids``: how near to a tie it was."""
+
+        def ask(backend: Backend) -> float:
+            self._feed(backend, [])
+            backend.extend(ids)
+            self._held = list(ids)
+            return backend.margin()
+
+        return self._on_thread(ask)
+
+    def close(self) -> None:
+        """Stop, give the memory back and end the thread. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._running is not None:
+                self._running.stop.set()
+            self._inbox.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- the caller's side
+
+    def _width(self, block: int | None, width: Width | None) -> Width:
+        if width is not None:
+            return width
+        if block is None:
+            return FixedWidth(self.info.block_size - 1)
+        if block < 0 or block > max(1, self.info.block_size):
+            raise OptionError(
+                f"A block of {block} rows is asked for, the draft was trained for "
+                f"{self.info.block_size}.",
+                f"Give 0 (plain decoding) to {self.info.block_size}.",
+            )
+        return FixedWidth(max(0, block - 1))
+
+    def _submit(self, item: _Request | _Call[Any]) -> None:
+        with self._lock:
+            if self._closed:
+                raise EngineError("The engine is closed.", "Load it again.")
+            self._inbox.put(item)
+
+    def _events(self, request: _Request) -> Iterator[Event]:
+        self._submit(request)
+        try:
+            while True:
+                item = request.events.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, Done):
+                    return
+        finally:
+            request.stop.set()
+            request.finished.wait()
+
+    def _on_thread(self, run: Callable[[Backend], _T]) -> _T:
+        call = _Call(run)
+        self._submit(call)
+        return call.wait()
+
+    # -- the engine's thread
+
+    def _main(
+        self, opener: Callable[[], Opened], opened: queue.SimpleQueue[Opened | BaseException]
+    ) -> None:
+        try:
+            backend, tokenizer = opener()
+        except BaseException as error:  # handed to the thread that asked for the load
+            opened.put(error)
+            return
+        opened.put((backend, tokenizer))
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, _Call):
+                if not item.run(backend):
+                    self._held = []
+                continue
+            with self._lock:
+                self._running = item
+                if self._closed:
+                    item.stop.set()
+            try:
+                self._answer(backend, tokenizer, item)
+            except BaseException as error:
+                self._held = []
+                item.events.put(_explained(error))
+            finally:
+                with self._lock:
+                    self._running = None
+                item.finished.set()
+        backend.close()
+
+    def _feed(self, backend: Backend, prefix: list[int]) -> None:
+        """Rewind to at most ``prefix`` and note what the caches then hold."""
+        reached = backend.rewind(len(prefix))
+        self._held = prefix[:reached]
+
+    def _answer(self, backend: Backend, tokenizer: ChatTokenizer, request: _Request) -> None:
+        ids = list(request.prompt.ids)
+        backend.configure(request.sampling)
+        shared = _shared_prefix(self._held, ids) if request.reuse else 0
+        self._feed(backend, ids[: min(shared, len(ids) - 1)])
+        reader = ReplyText(
+            tokenizer.decode,
+            request.sampling.stop,
+            tokenizer.tags,
+            "think" if request.prompt.in_thinking else "answer",
+        )
+        known = ids
+        for event in generate(
+            backend,
+            ids,
+            request.sampling,
+            width=request.width,
+            reader=reader,
+            cancelled=request.stop.is_set,
+        ):
+            if isinstance(event, Done):
+                known = [*ids, *event.tokens]
+                self._held = known[: backend.position]
+            request.events.put(event)
+
+
+def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many ids two sequences share from the front."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Errors of libraries in our own words; the cause stays attached."""
+    if isinstance(error, DflashError):
+        return error
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        told = EngineError(
+            "Out of memory in mid-answer.",
+            "Use a smaller context, a smaller model or stronger quantisation.",
+        )
+    else:
+        told = EngineError(f"The engine broke off: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

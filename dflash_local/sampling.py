@@ -1,0 +1,74 @@
+"""How tokens are chosen and when an answer ends; checked where it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dflash_local.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Settings of one answer.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+
+    temperature: float = 0.0
+    """0 takes the target's best token at every position (greedy)."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches this; 0 leaves only the best one."""
+    top_k: int = 0
+    """Only the k best tokens; 0 switches it off."""
+    min_p: float = 0.0
+    """Only tokens at least this share as likely as the best one."""
+    seed: int | None = None
+    """The same seed gives the same text on the same backend and machine; None draws one."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, where negative) the logits of tokens seen so far; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token of the answer so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence from the logit of every token of the answer so far."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings."""
+    max_tokens: int | None = None
+    """Most tokens in the answer; None is as many as the context holds."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        checks = (
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("top_k", self.top_k, 0, math.inf),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 1e-3, 1e3),
+            ("presence_penalty", self.presence_penalty, -100.0, 100.0),
+            ("frequency_penalty", self.frequency_penalty, -100.0, 100.0),
+        )
+        for name, value, low, high in checks:
+            if not low <= value <= high:  # also false for NaN
+                raise OptionError(f"{name} is {value}.", f"Give a number from {low:g} to {high:g}.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed is {self.seed}.", "Give a whole number from 0 to 2**63 - 1.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise OptionError(f"max_tokens is {self.max_tokens}.", "Give 1 or more.")
+        if not all(self.stop):
+            raise OptionError("A stop string is empty.", "Leave it out.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the best one: temperature, top_p or top_k leave no choice."""
+        return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
