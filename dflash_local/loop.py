@@ -79,7 +79,8 @@ def _origins(verdict: Verdict) -> tuple[Origin, ...]:
     last: Origin = "plain"
     if drafted:
         last = "bonus" if verdict.accepted == drafted else "correction"
-    return (*("draft",) * verdict.accepted, last)
+    accepted: tuple[Origin, ...] = ("draft",) * verdict.accepted
+    return (*accepted, last)
 
 
 def generate(

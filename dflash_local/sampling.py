@@ -38,8 +38,8 @@ class SamplingParams:
     """Most tokens in the answer; None is as many as the context holds."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        object.__setattr__(self, "stop", tuple(self.stop))
+        stop: object = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
         checks = (
             ("temperature", self.temperature, 0.0, 100.0),
             ("top_p", self.top_p, 0.0, 1.0),
