@@ -1,0 +1,71 @@
+"""Attention over grouped K/V heads without repeating them: the group folds into the query rows.
+
+The stock implementation copies every K/V head once per query head as soon as there is a mask and
+more than one row, which makes a verify pay for the whole context several times.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
+
+
+def folded_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of ``[1, heads, rows, dim]`` queries over ``[1, kv_heads, length, dim]`` K/V.
+
+    ``mask`` is additive, ``[groups * rows, length]`` (see ``additive_mask``), or None where every
+    row sees everything. Returns ``[1, rows, heads, dim]``.
+    """
+    _, heads, rows, dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    folded = query.reshape(1, kv_heads, groups * rows, dim)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
+
+
+def additive_mask(visible: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    """From a bool ``[rows, length]`` to ``[groups * rows, length]``: 0 where visible, else -inf."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, float("-inf")).repeat(groups, 1)
+
+
+def _forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """The transformers attention interface over ``folded_attention``.
+
+    The mask that the target's forward was given, ``[1, 1, groups * rows, length]``, arrives as is.
+    """
+    unknown = [
+        name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None
+    ]
+    if unknown:
+        raise NotImplementedError(f"attention with {unknown[0]}")
+    mask = None if attention_mask is None else attention_mask[0, 0]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return folded_attention(query, key, value, mask, scale), None
+
+
+def register() -> str:
+    """Make the function known to transformers and return its name; calling again is harmless."""
+    AttentionInterface.register(NAME, _forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME

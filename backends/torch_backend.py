@@ -1,0 +1,197 @@
+"""The PyTorch backend: target, draft and caches on one device, CPU and CUDA alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar, cast
+
+import torch
+
+from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
+from dflash_local.sampling import SamplingParams
+
+from .torch_accept import Chooser, GreedyChooser, chooser
+from .torch_draft import TorchDraft
+from .torch_target import TorchTarget
+
+_PENDING_ROWS = 256
+"""Rows of features kept unprojected while nothing is drafted."""
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _inference(function: _F) -> _F:
+    return cast(_F, torch.inference_mode()(function))
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProposal:
+    """A block on the device: the anchor and the drafted ids."""
+
+    block: torch.Tensor
+    draft_ms: float | None
+
+    @property
+    def rows(self) -> int:
+        """The anchor plus the drafted ids."""
+        return int(self.block.shape[0])
+
+
+class TorchBackend:
+    """The contract of ``Backend`` over a ``TorchTarget`` and a ``TorchDraft``.
+
+    Args:
+        info: what was loaded.
+        target: the target with its cache.
+        draft: the draft bound to it; None for plain decoding only.
+    """
+
+    def __init__(self, info: BackendInfo, target: TorchTarget, draft: TorchDraft | None) -> None:
+        self._info = info
+        self._target = target
+        self._draft = draft
+        self._chooser: Chooser = GreedyChooser()
+        self._last: torch.Tensor | None = None
+        """Final state ``[1, hidden]`` of the last position, while it may be sampled from."""
+        self._pending: list[torch.Tensor] = []
+        self._pending_rows = 0
+        self._open_rows = 0
+        self._sync = target.device.type == "cpu"
+
+    @property
+    def info(self) -> BackendInfo:
+        """What is loaded."""
+        return self._info
+
+    @property
+    def position(self) -> int:
+        """Target positions in the cache."""
+        return self._target.cache.length
+
+    @property
+    def coverage(self) -> Coverage:
+        """Positions covered by each cache."""
+        draft = self._draft.length if self._draft else 0
+        return Coverage(self._target.cache.length, draft, self._pending_rows)
+
+    def configure(self, sampling: SamplingParams) -> None:
+        """Set how tokens are chosen, and reseed."""
+        self._chooser = chooser(sampling, self._target.device)
+
+    @_inference
+    def rewind(self, position: int) -> int:
+        """Go back to ``position``; both caches can be cropped anywhere."""
+        self._last, self._open_rows = None, 0
+        self._target.cache.crop(position)
+        if self._draft is not None:
+            if position > self._draft.length:
+                self._project()
+            else:
+                self._pending, self._pending_rows = [], 0
+            self._draft.crop(position)
+            # Features of a failed round may be missing; both caches then end at the same place.
+            self._target.cache.crop(self._draft.length)
+        return self._target.cache.length
+
+    @_inference
+    def extend(self, tokens: Sequence[int]) -> None:
+        """One slice of a prefill; its features go to the draft at once."""
+        states = self._target.forward(self._ids(tokens))
+        self._keep_features(len(tokens), drafting=True)
+        self._target.cache.advance(len(tokens))
+        self._last = states[-1:]
+
+    @_inference
+    def sample(self) -> int:
+        """A token from the last position's logits."""
+        return int(self._chooser.pick(self._last_logits()).item())
+
+    @_inference
+    def margin(self) -> float:
+        """Top-1 minus top-2 logit at the last position."""
+        best = self._last_logits().float().topk(2, dim=-1).values[0]
+        return float((best[0] - best[1]).item())
+
+    @_inference
+    def propose(self, pending: int, count: int) -> TorchProposal:
+        """Draft ``count`` ids after ``pending``."""
+        anchor = self._ids((pending,))
+        if count == 0 or self._draft is None:
+            return TorchProposal(anchor, 0.0)
+        begun = perf_counter()
+        self._project()
+        drafted = self._chooser.draft(self._draft.logits(anchor, count))
+        draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
+        return TorchProposal(torch.cat((anchor, drafted)), draft_ms)
+
+    @_inference
+    def verify(self, proposal: Proposal) -> Verdict:
+        """Run the target over the block; its one host read decides the round."""
+        assert isinstance(proposal, TorchProposal)
+        begun = perf_counter()
+        drafted = proposal.block[1:]
+        logits = self._target.logits(self._target.forward(proposal.block))
+        judged = self._chooser.judge(logits, drafted)
+        accepted, following, *ids = torch.cat((judged, drafted)).tolist()
+        self._last, self._open_rows = None, proposal.rows
+        return Verdict(
+            drafted=tuple(ids),
+            accepted=accepted,
+            next=following,
+            draft_ms=proposal.draft_ms,
+            verify_ms=1000.0 * (perf_counter() - begun) if self._sync else None,
+        )
+
+    @_inference
+    def commit(self, keep: int) -> None:
+        """Keep the first ``keep`` rows of the open block."""
+        assert 1 <= keep <= self._open_rows, f"keep {keep} of {self._open_rows} open rows"
+        self._keep_features(keep, drafting=self._open_rows > 1)
+        self._target.cache.advance(keep)
+        self._open_rows = 0
+
+    def memory(self) -> MemoryFigures:
+        """Bytes held."""
+        draft_weights = self._draft.bytes if self._draft else 0
+        cache = self._target.cache.bytes + (self._draft.cache_bytes if self._draft else 0)
+        peak = total = 0
+        if self._target.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._target.device)
+            total = torch.cuda.get_device_properties(self._target.device).total_memory
+        return MemoryFigures(self._target.bytes(), draft_weights, cache, peak, total)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._pending, self._last = [], None
+        self._target.close()
+        self._draft = None
+        if self._target.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self._target.device)
+
+    def _last_logits(self) -> torch.Tensor:
+        assert self._last is not None, "no logits: extend first"
+        return self._target.logits(self._last)
+
+    def _keep_features(self, rows: int, *, drafting: bool) -> None:
+        """Hand the tapped states of the first ``rows`` rows to the draft, or let them wait.
+
+        While nothing is drafted they are projected in bulk: row by row the draft's projections
+        would cost a plain step about as much as a layer.
+        """
+        if self._draft is None:
+            return
+        self._pending.append(self._target.features()[:rows])
+        self._pending_rows += rows
+        if drafting or self._pending_rows >= _PENDING_ROWS:
+            self._project()
+
+    def _project(self) -> None:
+        if self._draft is not None and self._pending:
+            features = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
+            self._draft.append(features)
+            self._pending, self._pending_rows = [], 0

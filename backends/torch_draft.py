@@ -1,0 +1,240 @@
+"""The DFlash draft: context K/V from tapped target states, a block of ids from one pass.
+
+Formulas, names and tensor layout follow the published reference (version 1 of the format).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from dflash_local.draft_config import DraftConfig
+
+from .torch_attention import additive_mask, folded_attention
+
+Embed = Callable[[torch.Tensor], torch.Tensor]
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of one draft layer; projections that read the same input are one matrix."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class TorchDraft:
+    """A draft bound to its target's embedding and head.
+
+    Args:
+        config: the draft's numbers.
+        weights: the checkpoint's tensors under their published names, on one device.
+        embed: the target's input embedding.
+        head: the target's output head.
+        capacity: context positions to hold.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        weights: Mapping[str, torch.Tensor],
+        embed: Embed,
+        head: Head,
+        capacity: int,
+    ) -> None:
+        self.config = config
+        self._embed = embed
+        self._head = head
+        self._fc = weights["fc.weight"]
+        self._hidden_norm = weights["hidden_norm.weight"]
+        self._norm = weights["norm.weight"]
+        self._layers = [_layer(weights, i, config) for i in range(config.layers)]
+        self.device, self.dtype = self._fc.device, self._fc.dtype
+        # Every layer reads the same context states, so one product serves all their K and V.
+        q_rows = config.heads * config.head_dim
+        self._context_kv = torch.cat([layer.qkv[q_rows:] for layer in self._layers])
+        biases = [layer.qkv_bias[q_rows:] for layer in self._layers if layer.qkv_bias is not None]
+        self._context_bias = torch.cat(biases) if biases else None
+        self._k_norms = torch.stack([layer.k_norm for layer in self._layers])[None, :, None]
+        inverse = torch.tensor(config.rope.inverse_frequencies(config.head_dim))
+        self._frequencies = inverse.to(self.device)
+        self.length = 0
+        # Room for a block behind the context: its rows are written there and never kept.
+        shape = (
+            config.layers,
+            2,
+            1,
+            config.kv_heads,
+            capacity + config.block_size,
+            config.head_dim,
+        )
+        self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the weights."""
+        layers = [t for layer in self._layers for t in _tensors(layer)]
+        own = [self._fc, self._hidden_norm, self._norm, self._context_kv, *layers]
+        return sum(t.numel() * t.element_size() for t in own)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the context K/V buffers."""
+        return self._rows.numel() * self._rows.element_size()
+
+    def context(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (after norm and rotation) and V of a layer, ``[kv_heads, length, head_dim]``."""
+        keys, values = self._rows[layer, :, 0, :, : self.length]
+        return keys, values
+
+    def crop(self, length: int) -> None:
+        """Forget every context position from ``length`` on."""
+        self.length = min(self.length, length)
+
+    def append(self, features: torch.Tensor) -> None:
+        """Project tapped states ``[rows, taps * target hidden]`` into the context K/V."""
+        config, rows = self.config, features.shape[0]
+        context = self._rms(F.linear(features, self._fc), self._hidden_norm)
+        kv = F.linear(context, self._context_kv, self._context_bias)
+        kv = kv.view(rows, config.layers, 2, config.kv_heads, config.head_dim)
+        keys = self._rms(kv[:, :, 0], self._k_norms)
+        cos, sin = self._rope(self.length, rows)
+        keys = _rotate(keys, cos[:, None, None], sin[:, None, None])
+        end = self.length + rows
+        self._rows[:, 0, 0, :, self.length : end] = keys.permute(1, 2, 0, 3)
+        self._rows[:, 1, 0, :, self.length : end] = kv[:, :, 1].permute(1, 2, 0, 3)
+        self.length = end
+
+    def hidden(self, block: torch.Tensor) -> torch.Tensor:
+        """States ``[rows, hidden]`` after the final norm for block ids that follow the context."""
+        rows = block.shape[0]
+        cos, sin = self._rope(self.length, rows)
+        masks = {
+            key: self._mask(rows, *key)
+            for key in set(zip(self.config.layer_kinds, self.config.causal, strict=True))
+        }
+        states = self._embed(block).to(self.dtype) * self.config.input_embedding_scale
+        for index, layer in enumerate(self._layers):
+            key = (self.config.layer_kinds[index], self.config.causal[index])
+            normed = self._rms(states, layer.input_norm)
+            states = states + self._attend(index, layer, normed, cos, sin, masks[key])
+            normed = self._rms(states, layer.post_norm)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+            states = states + F.linear(F.silu(gate) * up, layer.down)
+        return self._rms(states, self._norm)
+
+    def logits(self, anchor: torch.Tensor, count: int) -> torch.Tensor:
+        """Scores ``[count, vocab]`` of the slots behind ``anchor``, an id of shape ``[1]``."""
+        block = torch.full((count + 1,), self.config.mask_token_id, device=self.device)
+        block[:1] = anchor
+        scores = self._head(self.hidden(block)[1:])
+        if self.config.output_multiplier != 1.0:
+            scores = scores * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        config, rows = self.config, normed.shape[0]
+        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows, -1, config.head_dim)
+        query, key, value = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+        query = _rotate(self._rms(query, layer.q_norm), cos[:, None], sin[:, None])
+        key = _rotate(self._rms(key, layer.k_norm), cos[:, None], sin[:, None])
+        first, end = self._first_visible(config.layer_kinds[index]), self.length + rows
+        keys, values = self._rows[index]
+        keys[0, :, self.length : end] = key.transpose(0, 1)
+        values[0, :, self.length : end] = value.transpose(0, 1)
+        out = folded_attention(
+            query.transpose(0, 1)[None],
+            keys[:, :, first:end],
+            values[:, :, first:end],
+            mask,
+            config.head_dim**-0.5,
+        )
+        return F.linear(out.reshape(rows, -1), layer.out, layer.out_bias)
+
+    def _first_visible(self, kind: str) -> int:
+        window = self.config.sliding_window
+        if kind == "full" or window is None:
+            return 0
+        return max(0, self.length - window + 1)
+
+    def _mask(self, rows: int, kind: str, causal: bool) -> torch.Tensor | None:
+        """Additive mask of a kind of layer; None where every block row sees everything."""
+        if kind == "full" and not causal:
+            return None
+        first = self._first_visible(kind)
+        queries = torch.arange(self.length, self.length + rows, device=self.device)[:, None]
+        keys = torch.arange(first, self.length + rows, device=self.device)[None, :]
+        distance = queries - keys
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if causal:
+            visible &= distance >= 0
+        if kind == "sliding" and self.config.sliding_window is not None:
+            visible &= distance.abs() < self.config.sliding_window
+        return additive_mask(visible, self.config.heads // self.config.kv_heads, self.dtype)
+
+    def _rms(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm over the last axis, statistics in fp32; ``weight`` may carry leading axes."""
+        normed = F.rms_norm(states, states.shape[-1:], eps=self.config.rms_norm_eps)
+        return normed * weight
+
+    def _rope(self, start: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine ``[rows, head_dim / 2]`` of absolute positions from ``start``."""
+        positions = torch.arange(start, start + rows, device=self.device, dtype=torch.float32)
+        angles = positions[:, None] * self._frequencies
+        factor = self.config.rope.attention_factor
+        return (angles.cos() * factor).to(self.dtype), (angles.sin() * factor).to(self.dtype)
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding in half-rotation form on the last axis."""
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def _layer(weights: Mapping[str, torch.Tensor], index: int, config: DraftConfig) -> _Layer:
+    def get(name: str) -> torch.Tensor:
+        return weights[f"layers.{index}.{name}.weight"]
+
+    def bias(*names: str) -> torch.Tensor | None:
+        if not config.attention_bias:
+            return None
+        return torch.cat([weights[f"layers.{index}.self_attn.{name}.bias"] for name in names])
+
+    return _Layer(
+        input_norm=get("input_layernorm"),
+        qkv=torch.cat([get(f"self_attn.{name}_proj") for name in "qkv"]),
+        qkv_bias=bias("q_proj", "k_proj", "v_proj"),
+        q_norm=get("self_attn.q_norm"),
+        k_norm=get("self_attn.k_norm"),
+        out=get("self_attn.o_proj"),
+        out_bias=bias("o_proj"),
+        post_norm=get("post_attention_layernorm"),
+        gate_up=torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]),
+        down=get("mlp.down_proj"),
+    )
+
+
+def _tensors(layer: _Layer) -> list[torch.Tensor]:
+    fields = [getattr(layer, name) for name in _Layer.__slots__]
+    return [field for field in fields if isinstance(field, torch.Tensor)]

@@ -1,0 +1,18 @@
+"""Every test gets folders of its own and one thread of arithmetic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tests away from the user's cache, settings, chats and logs."""
+    for name in ("CONFIG", "DATA", "LOG"):
+        monkeypatch.setenv(f"DFLASH_{name}", str(tmp_path / "home" / name.lower()))
