@@ -26,6 +26,10 @@ class UnknownModel(DflashError):
     """A name that the registry does not hold and that is no folder or repo id."""
 
 
+class NotDownloaded(DflashError):
+    """A known model whose files are not on this machine."""
+
+
 class RegistryError(DflashError):
     """models.toml does not follow its schema."""
 

@@ -33,3 +33,14 @@ def data_dir() -> Path:
 def log_dir() -> Path:
     """Log files of engine processes. ``DFLASH_LOG`` moves it."""
     return _folder("DFLASH_LOG", platformdirs.user_log_dir(_APP, appauthor=False))
+
+
+def hub_cache_dir() -> Path:
+    """The Hugging Face cache, shared with other tools; its own variables move it."""
+    if explicit := os.environ.get("HF_HUB_CACHE"):
+        return Path(explicit).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home is None:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = str(Path(base) / "huggingface")
+    return Path(home).expanduser() / "hub"

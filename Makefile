@@ -1,0 +1,62 @@
+# make chat    set up, fetch the demo pair, open the chat on it
+# make test    set up, run the whole suite            (ARGS="-k loop" narrows it)
+# make lint    ruff, mypy --strict, import-linter
+# make bench   plain against speculative on the demo pair
+# make clean   remove .venv and everything that was built
+#
+# PYTHON=python3.12 chooses the interpreter of .venv; MODEL=name another pair.
+
+PYTHON ?= python3
+MODEL ?= demo
+PROMPT ?= Name three things that make a city pleasant to live in.
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
+TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
+
+.PHONY: chat test lint bench clean
+
+chat: .venv/ready
+	@$(BIN)/dflash-local pull $(MODEL)
+	@if [ -t 0 ] && [ -t 1 ]; then \
+		$(BIN)/dflash-chat --model $(MODEL); \
+	else \
+		echo "No terminal on stdin and stdout: answering one prompt in plain text."; \
+		$(BIN)/dflash-local generate --model $(MODEL) "$(PROMPT)"; \
+	fi
+
+test: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tests/packaging/lay_out.py build/imports
+	cd build/imports && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
+
+bench: .venv/ready
+	@$(BIN)/dflash-local pull $(MODEL)
+	$(BIN)/dflash-local bench --model $(MODEL) $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find dflash_local backends tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"dflash-local needs Python 3.10 or newer, this is {v[0]}.{v[1]}; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/ready: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing dflash-local into .venv (the first time takes some minutes)."
+	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) -e .
+	@touch $@
+
+.venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing dflash-local and its test tools into .venv (the first time takes some minutes)."
+	$(PIP) torch
+	$(PIP) -e '.[dev,mlx,cuda]'
+	@touch $@ .venv/ready
