@@ -225,6 +225,8 @@ class ScriptedBackend:
 class ByteTokenizer:
     """One id per UTF-8 byte, plus an end mark and one mark per role."""
 
+    stop_ids = (END,)
+
     def __init__(self, tags: ThinkTags | None = None) -> None:
         self.tags = tags
 

@@ -47,6 +47,11 @@ class ChatTokenizer(Protocol):
         ...
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn, besides those of the target's generation config."""
+        ...
+
+    @property
     def tags(self) -> ThinkTags | None:
         """How the model marks thinking; None where it does not think."""
         ...
@@ -374,6 +379,7 @@ class Engine:
             request.sampling,
             width=request.width,
             reader=reader,
+            stop_ids=frozenset((*backend.info.stop_ids, *tokenizer.stop_ids)),
             cancelled=request.stop.is_set,
         ):
             if isinstance(event, Done):

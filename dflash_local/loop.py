@@ -90,7 +90,7 @@ def generate(
     *,
     width: Width,
     reader: Reader,
-    stop_ids: frozenset[int] | None = None,
+    stop_ids: frozenset[int],
     cancelled: Callable[[], bool] = lambda: False,
     prefill_slice: int = PREFILL_SLICE,
 ) -> Iterator[Event]:
@@ -117,9 +117,7 @@ def generate(
             f"The prompt has {total} tokens, the context holds {info.context}.",
             "Shorten it, start a new chat, or load with a larger context.",
         )
-    answer = _Answer(
-        sampling.max_tokens, frozenset(info.stop_ids) if stop_ids is None else stop_ids, reader
-    )
+    answer = _Answer(sampling.max_tokens, stop_ids, reader)
     stats = DraftStats()
     prefill_ms = 0.0
 

@@ -1,0 +1,118 @@
+"""``dflash-local bench``: what the draft gains on this machine, and whether the ids agree."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+
+from dflash_local import __version__
+from dflash_local.bench import BenchReport
+from dflash_local.bench import run as run_bench
+from dflash_local.bench_prompts import PROMPTS, chosen
+from dflash_local.cli_load import load_arguments, open_engine
+from dflash_local.errors import OptionError
+
+EXIT_DIFFERENT = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = "example: dflash-local bench --model demo --prompts 10"
+    parser.add_argument(
+        "--prompts", type=int, default=10, metavar="N", help=f"how many, 1 to {len(PROMPTS)}"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per answer")
+    parser.add_argument("--block", type=int, metavar="N", help="rows of one verify")
+    parser.add_argument("--json", action="store_true", help="the whole report as JSON")
+    load_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Bench and report; answers that differ in fp32 are a failure, as rounding explains none."""
+    if not 1 <= args.prompts <= len(PROMPTS):
+        raise OptionError(f"--prompts is {args.prompts}.", f"Give 1 to {len(PROMPTS)}.")
+
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            end = "\r\033[K" if done == total else f"\r\033[Kprompt {done + 1} of {total}"
+            print(end, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    with open_engine(args) as engine:
+        report = run_bench(
+            engine,
+            chosen(args.prompts),
+            max_tokens=args.max_tokens,
+            block=args.block,
+            progress=show,
+        )
+    print(json.dumps(as_json(report), indent=2) if args.json else as_text(report))  # noqa: T201
+    return EXIT_DIFFERENT if report.dtype == "fp32" and report.differences else 0
+
+
+def as_json(report: BenchReport) -> dict[str, object]:
+    """The report as plain values."""
+    return {
+        "model": report.model,
+        "draft": report.draft,
+        "backend": report.backend,
+        "device": report.device,
+        "dtype": report.dtype,
+        "quantization": report.quantization,
+        "kernels": list(report.kernels),
+        "plain": {"tok_s": report.plain.tok_s, "tokens": report.plain.tokens},
+        "speculative": {"tok_s": report.speculative.tok_s, "tokens": report.speculative.tokens},
+        "ratio": report.ratio,
+        "tau": report.tau,
+        "tau_by_kind": dict(report.by_kind),
+        "draft_rate": report.draft_rate,
+        "acceptance": [rate.rate for rate in report.positions],
+        "acceptance_rounds": [rate.rounds for rate in report.positions],
+        "identical": report.identical,
+        "differences": [
+            {"prompt": d.prompt, "position": d.position, "margin": d.margin}
+            for d in report.differences
+        ],
+        "repetitive": list(report.repetitive),
+        "prompts": report.prompts,
+        "prompt_count": report.prompt_count,
+        "max_tokens": report.max_tokens,
+        "block": report.block,
+        "thinking": report.thinking,
+        "versions": {
+            "dflash-local": __version__,
+            "python": platform.python_version(),
+            **dict(report.versions),
+        },
+    }
+
+
+def as_text(report: BenchReport) -> str:
+    """The report for a person."""
+    kernels = f", {', '.join(report.kernels)}" if report.kernels else ""
+    lines = [
+        f"{report.model} + {report.draft} · {report.backend} on {report.device} · {report.dtype}"
+        f"{kernels}",
+        f"{report.prompt_count} prompts ({report.prompts}), {report.max_tokens} tokens, "
+        f"block {report.block}, greedy",
+        "",
+        f"plain        {report.plain.tok_s:7.1f} tok/s",
+        f"speculative  {report.speculative.tok_s:7.1f} tok/s   {report.ratio:.2f}x",
+        f"tau          {report.tau:7.2f} tokens per round, {report.draft_rate:.0%} of drafts "
+        "accepted",
+        "accepted at  " + "  ".join(f"d{p.position} {p.rate:.0%}" for p in report.positions),
+        "tau by kind  " + "  ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind),
+        "",
+    ]
+    if report.identical:
+        lines.append("ids          identical to plain decoding on every prompt")
+    for d in report.differences:
+        lines.append(
+            f"ids          prompt {d.prompt} differs from token {d.position} on; the target's two "
+            f"best were {d.margin:.4f} apart there"
+        )
+    if report.repetitive:
+        which = ", ".join(map(str, report.repetitive))
+        lines.append(f"note         the answers to prompts {which} end in a loop, which is easy")
+    return "\n".join(lines)

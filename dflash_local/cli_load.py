@@ -1,0 +1,95 @@
+"""The arguments that every command that loads a pair shares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dflash_local.engine import Engine
+from dflash_local.events import LoadProgress
+from dflash_local.sampling import SamplingParams
+
+
+def load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which pair is loaded, and how."""
+    group = parser.add_argument_group("loading")
+    group.add_argument(
+        "--model",
+        "--target",
+        default="demo",
+        metavar="NAME",
+        help="a name from dflash-local list, or a folder with the target (default: demo)",
+    )
+    group.add_argument(
+        "--draft", metavar="FOLDER", help="another draft than the pair's own; none loads no draft"
+    )
+    group.add_argument("--backend", choices=("mlx", "torch"), help="default: what fits the machine")
+    group.add_argument(
+        "--dtype", choices=("fp32", "bf16", "fp16"), help="default: the fastest here"
+    )
+    group.add_argument("--context", type=int, metavar="N", help="positions that the caches hold")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")
+
+
+def open_engine(args: argparse.Namespace) -> Engine:
+    """Load what the arguments name; steps are shown on a terminal's stderr."""
+    from dflash_local.select import load
+
+    def show(step: LoadProgress) -> None:
+        if sys.stderr.isatty():
+            text = "" if step.stage == "ready" else f"{step.stage} ..."
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    return load(
+        args.model,
+        draft=args.draft,
+        backend=args.backend,
+        dtype=args.dtype,
+        context=args.context,
+        threads=args.threads,
+        progress=show,
+    )
+
+
+def sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how tokens are chosen."""
+    default = SamplingParams()
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens in the answer")
+    group.add_argument("--temperature", type=float, default=default.temperature, metavar="T")
+    group.add_argument("--top-p", type=float, default=default.top_p, metavar="P")
+    group.add_argument("--top-k", type=int, default=default.top_k, metavar="K")
+    group.add_argument("--min-p", type=float, default=default.min_p, metavar="P")
+    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument(
+        "--repetition-penalty", type=float, default=default.repetition_penalty, metavar="X"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, default=default.presence_penalty, metavar="X"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, default=default.frequency_penalty, metavar="X"
+    )
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="may be repeated"
+    )
+
+
+def sampling(args: argparse.Namespace) -> SamplingParams:
+    """The settings that the arguments give.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+    return SamplingParams(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=args.seed,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        stop=tuple(args.stop),
+        max_tokens=args.max_tokens,
+    )

@@ -1,0 +1,74 @@
+"""The target's tokenizer and chat template, through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_local.engine import Message
+from dflash_local.errors import OptionError, WeightsError
+from dflash_local.text import ThinkTags
+from dflash_local.weights import read_json, refuse_own_code
+
+
+class HubTokenizer:
+    """A tokenizer folder in the format of the Hugging Face hub; what the engine needs of it.
+
+    Raises:
+        WeightsError: the files are missing, damaged, or want to run code of their own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import transformers
+
+        settings = folder / "tokenizer_config.json"
+        if settings.is_file():
+            refuse_own_code(read_json(settings), folder)
+        try:
+            self._inner: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # the readers of damaged files raise all sorts
+            raise WeightsError(
+                f"The tokenizer in {folder} cannot be read: {error}", "Pull the model again."
+            ) from error
+        template = self._inner.chat_template or ""
+        thinks = "<think>" in str(template) or "<think>" in self._inner.get_vocab()
+        self.tags: ThinkTags | None = ThinkTags() if thinks else None
+        end = self._inner.eos_token_id
+        self.stop_ids: tuple[int, ...] = () if end is None else (int(end),)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text, special tokens in it recognised, none added."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out, incomplete bytes as U+FFFD."""
+        text: str = self._inner.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def render(self, messages: Sequence[Message], thinking: bool | None) -> str:
+        """The chat template up to where the assistant begins to write.
+
+        Raises:
+            OptionError: there is no template, or it refuses these messages.
+        """
+        if not self._inner.chat_template:
+            raise OptionError(
+                "This model has no chat template.", "Give token ids, or choose a chat model."
+            )
+        extra = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            text: str = self._inner.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **extra,
+            )
+        except Exception as error:  # templates raise whatever their author chose
+            raise OptionError(f"The chat template refuses these messages: {error}") from error
+        return text
