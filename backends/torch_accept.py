@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from dflash_local.errors import OptionError
 from dflash_local.sampling import SamplingParams
 
 
@@ -33,17 +34,23 @@ class GreedyChooser:
 
     def draft(self, scores: torch.Tensor) -> torch.Tensor:
         """The best id per slot."""
-        return scores.argmax(dim=-1)
+        return best(scores)
 
     def judge(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
         """The longest equal prefix, then the target's best."""
-        best = scores.argmax(dim=-1)
-        accepted = leading_true(drafted == best[:-1])
-        return torch.cat((accepted, best.gather(0, accepted)))
+        ids = best(scores)
+        accepted = leading_true(drafted == ids[:-1])
+        return torch.cat((accepted, ids.gather(0, accepted)))
 
     def pick(self, scores: torch.Tensor) -> torch.Tensor:
         """The best id."""
-        return scores.argmax(dim=-1)
+        return best(scores)
+
+
+def best(scores: torch.Tensor) -> torch.Tensor:
+    """The best id per row. ``max`` is vectorised for bf16 on the CPU, ``argmax`` is not: 0.2
+    against 1.2 ms for 8 rows of 49,152."""
+    return scores.max(dim=-1).indices
 
 
 def leading_true(flags: torch.Tensor) -> torch.Tensor:
@@ -52,5 +59,13 @@ def leading_true(flags: torch.Tensor) -> torch.Tensor:
 
 
 def chooser(sampling: SamplingParams, device: torch.device) -> Chooser:
-    """The chooser for these settings, freshly seeded."""
+    """The chooser for these settings, freshly seeded.
+
+    Raises:
+        OptionError: a setting cannot be honoured.
+    """
+    if not sampling.greedy or sampling.penalised:
+        raise OptionError(
+            "This backend is greedy so far.", "Leave temperature at 0 and the penalties out."
+        )
     return GreedyChooser()

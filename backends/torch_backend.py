@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar, cast
 
 import torch
 
@@ -19,11 +18,7 @@ from .torch_target import TorchTarget
 _PENDING_ROWS = 256
 """Rows of features kept unprojected while nothing is drafted."""
 
-_F = TypeVar("_F", bound=Callable[..., object])
-
-
-def _inference(function: _F) -> _F:
-    return cast(_F, torch.inference_mode()(function))
+_inference = torch.inference_mode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,9 @@ class TorchDraft:
     ) -> torch.Tensor:
         config, rows = self.config, normed.shape[0]
         heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows, -1, config.head_dim)
-        query, key, value = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+        query, key, value = torch.split(
+            heads, [config.heads, config.kv_heads, config.kv_heads], dim=1
+        )
         query = _rotate(self._rms(query, layer.q_norm), cos[:, None], sin[:, None])
         key = _rotate(self._rms(key, layer.k_norm), cos[:, None], sin[:, None])
         first, end = self._first_visible(config.layer_kinds[index]), self.length + rows

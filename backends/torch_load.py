@@ -189,11 +189,11 @@ def _shape(config: Any, folder: Path) -> TargetShape:
 
 
 def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
+    window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         kinds = ["sliding_attention" if window else "full_attention"] * layers
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _load_target(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:

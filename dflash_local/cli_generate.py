@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from dflash_local.cli_load import load_arguments, open_engine, sampling, sampling_arguments
 from dflash_local.errors import OptionError
-from dflash_local.events import Done, Event, Text
+from dflash_local.events import Done, Event, Piece, Text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def _as_text(events: Iterable[Event]) -> int:
 
 
 def _as_json(events: Iterable[Event]) -> int:
-    pieces = []
+    pieces: list[Piece] = []
     for event in events:
         if isinstance(event, Text):
             pieces.extend(event.pieces)

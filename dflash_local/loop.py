@@ -79,7 +79,7 @@ def _origins(verdict: Verdict) -> tuple[Origin, ...]:
     last: Origin = "plain"
     if drafted:
         last = "bonus" if verdict.accepted == drafted else "correction"
-    accepted: tuple[Origin, ...] = ("draft",) * verdict.accepted
+    accepted: list[Origin] = ["draft" for _ in range(verdict.accepted)]
     return (*accepted, last)
 
 

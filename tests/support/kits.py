@@ -78,7 +78,8 @@ class TorchKit:
         """Load through torch_load."""
         from dflash_local.backends.torch_load import open_pair
 
-        return open_pair(target, draft, options, lambda step: None)
+        backend: Backend = open_pair(target, draft, options, lambda step: None)
+        return backend
 
     def draft(
         self, config: DraftConfig, weights: Mapping[str, Array], embed: Array, head: Array
