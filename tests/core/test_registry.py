@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo, registry
+from dflash_local import demo, paths, registry
 from dflash_local.errors import NotDownloaded, RegistryError, UnknownModel, WeightsError
 from dflash_local.toml_table import line_of
 
@@ -44,7 +44,7 @@ def _user(text: str) -> None:
 
 def _snapshot(repo: str, commit: str, *files: str) -> Path:
     """A snapshot in the hub cache of this test, with ``refs/main`` on it."""
-    home = Path(str(registry.paths.hub_cache_dir())) / ("models--" + repo.replace("/", "--"))
+    home = paths.hub_cache_dir() / ("models--" + repo.replace("/", "--"))
     (home / "refs").mkdir(parents=True, exist_ok=True)
     (home / "refs" / "main").write_text(commit)
     for name in ("config.json", *files):

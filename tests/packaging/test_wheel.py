@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,8 +27,6 @@ def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFi
 
 def _copy_tree(tree: Path, target: Path) -> None:
     """Only what a clone would hold of the top level, so that old build folders play no part."""
-    import shutil
-
     target.mkdir()
     for path in tree.iterdir():
         if path.is_file():
@@ -95,10 +94,14 @@ def test_wheel_reads_its_own_registry(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 
 def test_every_dependency_is_pinned(tree: Path, project: dict[str, Any]) -> None:
-    pins = set(
-        re.findall(r"(?m)^([\w.-]+)==", (tree / "constraints.txt").read_text(encoding="utf-8"))
-    )
+    text = (tree / "constraints.txt").read_text(encoding="utf-8")
+    pins = {_normal(name) for name in re.findall(r"(?m)^([\w.-]+)==", text)}
     extras = project["project"]["optional-dependencies"].values()
     asked = [*project["project"]["dependencies"], *(item for extra in extras for item in extra)]
-    names = {re.split(r"[\[<>=;!~ ]", item)[0] for item in asked}
+    names = {_normal(re.split(r"[\[<>=;!~ ]", item)[0]) for item in asked}
     assert names - pins == set()
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
