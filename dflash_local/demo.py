@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 import zlib
@@ -104,7 +105,7 @@ def _ensure_locked(home: Path, progress: Progress) -> Path:
 
     partial = home.with_suffix(".partial")
     lock = FileLock(home.with_suffix(".lock"))
-    _touch(home.parent)
+    _check_writable(home.parent)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -268,11 +269,10 @@ def _explain(error: OSError, where: Path) -> DownloadError:
     )
 
 
-def _touch(where: Path) -> None:
+def _check_writable(where: Path) -> None:
     """Raise at once where a lock file could not be made, instead of waiting for it."""
-    probe = where / f".write-{os.getpid()}"
-    probe.touch()
-    probe.unlink()
+    with tempfile.TemporaryFile(dir=where):
+        pass
 
 
 def _check_space(where: Path) -> None:
