@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -196,19 +197,34 @@ def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _load_target(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    transformers.utils.logging.disable_progress_bar()
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from printing while it loads; what it finds is reported as errors."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=torch_attention.register(),
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load_target(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    try:
+        with _quiet():
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=torch_attention.register(),
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise WeightsError(
             f"{folder} cannot be loaded: {error}", "Pull the model again."

@@ -22,6 +22,7 @@ class HubTokenizer:
     def __init__(self, folder: Path) -> None:
         import transformers
 
+        refuse_own_code(read_json(folder / "config.json"), folder)
         settings = folder / "tokenizer_config.json"
         if settings.is_file():
             refuse_own_code(read_json(settings), folder)
