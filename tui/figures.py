@@ -1,0 +1,79 @@
+"""Figures in words: every number on screen and in plain mode is worded here, once."""
+
+from __future__ import annotations
+
+from dflash_local.chat import Answer, End
+
+ENDS: dict[End, str] = {
+    "stop": "stopped by eos",
+    "stop_string": "stopped by a stop string",
+    "length": "stopped at the token limit",
+    "context": "the context is full",
+    "cancelled": "stopped by you",
+    "error": "broken off",
+    "interrupted": "interrupted",
+}
+
+
+def count(number: int) -> str:
+    """Short for a count: ``950``, ``2.1k``, ``32k``."""
+    if number < 1000:
+        return str(number)
+    thousands = number / 1000
+    return f"{thousands:.1f}k" if thousands < 10 else f"{thousands:.0f}k"
+
+
+def gigabytes(size: int) -> str:
+    """``9.8 GB``; sizes below 0.1 GB in MB."""
+    return f"{size / 1e9:.1f} GB" if size >= 100e6 else f"{size / 1e6:.0f} MB"
+
+
+def seconds(value: float) -> str:
+    """``0.31 s``, ``4.1 s``, ``1 min 12 s``."""
+    if value >= 60:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def speed(tok_s: float) -> str:
+    """``142 tok/s``; one decimal below 10."""
+    return f"{tok_s:.0f} tok/s" if tok_s >= 10 else f"{tok_s:.1f} tok/s"
+
+
+def ratio(value: float, *, estimated: bool = False) -> str:
+    """``3.1×``, with ``est.`` where the plain speed was not measured properly."""
+    return f"{value:.1f}×{' est.' if estimated else ''}"
+
+
+def footer(answer: Answer, *, estimated: bool = False) -> str:
+    """The line under a finished answer."""
+    parts: list[str] = []
+    if answer.usage is not None and answer.stats is not None:
+        stats, usage = answer.stats, answer.usage
+        parts.append(f"{len(answer.tokens) or usage.completion_tokens} tok")
+        if stats.rounds:
+            parts.append(speed(stats.tok_s))
+        if stats.drafted:
+            if answer.speedup:
+                parts.append(ratio(answer.speedup, estimated=estimated))
+            parts.append(f"τ {stats.tau:.1f}")
+            parts.append(f"{100 * stats.draft_rate:.0f}% drafts accepted")
+        parts.append(f"first token {seconds(usage.prefill_ms / 1000)}")
+    parts.append(ENDS[answer.end])
+    return " · ".join(parts)
+
+
+def sentence(answer: Answer) -> str:
+    """The same as one sentence for people who listen to it."""
+    if answer.usage is None or answer.stats is None:
+        return f"The answer was {ENDS[answer.end]}."
+    stats = answer.stats
+    words = f"{answer.usage.completion_tokens} tokens"
+    if stats.rounds:
+        words += f" at {stats.tok_s:.0f} tokens per second"
+    if stats.drafted:
+        words += (
+            f", {stats.tau:.1f} tokens per round, "
+            f"{100 * stats.draft_rate:.0f} percent of drafts accepted"
+        )
+    return f"{words}, {ENDS[answer.end]}."

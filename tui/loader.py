@@ -1,0 +1,72 @@
+"""Waits for the engine process on a thread, reports to a screen, then times plain decoding."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from statistics import median
+from time import monotonic
+
+from textual.message_pump import MessagePump
+
+from dflash_local.errors import DflashError
+from dflash_local.events import Round
+from dflash_local.sampling import SamplingParams
+from dflash_local.service import Service
+
+from .messages import Loaded, LoadFailed, LoadStep, MemoryRead, PlainSpeed
+
+TIMED_TOKENS = 16
+_WARM_UP = 3
+"""Rounds left out: the first ones of a process are slower."""
+
+
+class Loader:
+    """Watches one service."""
+
+    def __init__(self, service: Service, screen: MessagePump) -> None:
+        self._service = service
+        self._screen = screen
+        self.timing = False
+        """Plain decoding is being timed; whoever wants an answer stops it first."""
+
+    def start(self) -> None:
+        """Watch the load that is going on."""
+        threading.Thread(target=self._run, name="dflash-loader", daemon=True).start()
+
+    def read_memory(self) -> None:
+        """Ask what the engine holds, without waiting for it."""
+        threading.Thread(target=self._read_memory, name="dflash-memory", daemon=True).start()
+
+    def _run(self) -> None:
+        began = monotonic()
+        try:
+            info = self._service.wait(lambda event: self._post(LoadStep(event)))
+        except DflashError as error:
+            self._post(LoadFailed(error))
+            return
+        self.timing = info.block_size > 1
+        self._post(Loaded(info, monotonic() - began))
+        if self.timing:
+            with suppress(DflashError):
+                self._time_plain()
+            self.timing = False
+        self._read_memory()
+
+    def _time_plain(self) -> None:
+        rounds = [
+            event.wall_ms
+            for event in self._service.stream(
+                "Count from one to twenty.", SamplingParams(max_tokens=TIMED_TOKENS), block=0
+            )
+            if isinstance(event, Round)
+        ][_WARM_UP:]
+        if len(rounds) >= 3 and median(rounds) > 0:
+            self._post(PlainSpeed(1000.0 / median(rounds)))
+
+    def _read_memory(self) -> None:
+        with suppress(DflashError):
+            self._post(MemoryRead(self._service.memory()))
+
+    def _post(self, message: LoadStep | Loaded | LoadFailed | PlainSpeed | MemoryRead) -> None:
+        self._screen.post_message(message)

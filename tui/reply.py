@@ -1,0 +1,156 @@
+"""Reply: one answer on screen: thinking, text, and the figures under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from dflash_local.chat import Answer
+from dflash_local.events import Piece
+
+from . import figures
+from .body import Body
+from .plain_text import PlainText
+from .visible import visible
+
+
+class Thinking(Vertical):
+    """What the model thought, on one line until opened."""
+
+    DEFAULT_CSS = """
+    Thinking { height: auto; display: none; padding: 0 2; }
+    Thinking.used { display: block; }
+    Thinking > Static { color: $text-muted; }
+    Thinking > PlainText { display: none; color: $text-muted; padding: 0 0 0 2; }
+    Thinking.opened > PlainText { display: block; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = Static()
+        self._text = PlainText()
+        self._tokens = 0
+        self._began: float | None = None
+        self._seconds: float | None = None
+        self._waiting: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        """The line and the text under it."""
+        yield self._line
+        yield self._text
+
+    async def append(self, text: str, tokens: int) -> None:
+        """Add thinking; laid out only while it can be seen."""
+        if self._began is None:
+            self._began = monotonic()
+            self.add_class("used")
+        self._tokens += tokens
+        self._waiting.append(visible(text))
+        if self.has_class("opened"):
+            await self._show()
+        self._draw()
+
+    def close(self, tokens: int | None = None, seconds: float | None = None) -> None:
+        """The answer begins, or the reply ended."""
+        if self._began is not None and self._seconds is None:
+            self._seconds = monotonic() - self._began
+        self._seconds = seconds if seconds is not None else self._seconds
+        self._tokens = tokens or self._tokens
+        self._draw()
+
+    async def toggle(self) -> None:
+        """Open or close."""
+        self.toggle_class("opened")
+        if self.has_class("opened"):
+            await self._show()
+        self._draw()
+
+    async def on_click(self, event: events.Click) -> None:
+        """A click on the line opens it."""
+        event.stop()
+        await self.toggle()
+
+    async def _show(self) -> None:
+        text = "".join(self._waiting)
+        self._waiting.clear()
+        await self._text.append(text)
+
+    def _draw(self) -> None:
+        if self._began is None:
+            return
+        done = self._seconds is not None
+        elapsed = self._seconds if self._seconds is not None else monotonic() - self._began
+        mark = "▾" if self.has_class("opened") else "▸"
+        words = f"{'thought' if done else 'thinking'} {figures.seconds(elapsed)}"
+        if self._tokens:
+            words += f" · {self._tokens} tok"
+        self._line.update(Content(f"{words} {mark}"))
+
+
+class Reply(Vertical, can_focus=True):
+    """Grows by ``write``, ends with ``finish``."""
+
+    DEFAULT_CSS = """
+    Reply { height: auto; margin: 0 0 1 0; border-left: blank; }
+    Reply:focus { border-left: outer $primary; }
+    Reply > #notice { height: auto; padding: 0 2; color: $text-warning; display: none; }
+    Reply > #footer { height: auto; padding: 0 2; color: $text-muted; display: none; }
+    Reply.ended > #footer, Reply.noticed > #notice { display: block; }
+    """
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        super().__init__()
+        self.answer = answer
+        self.thinking = Thinking()
+        self.body = Body()
+        self._footer = Static(id="footer")
+        self._notice = Static(id="notice")
+
+    def compose(self) -> ComposeResult:
+        """Thinking above, figures below."""
+        yield self.thinking
+        yield self.body
+        yield self._notice
+        yield self._footer
+
+    async def on_mount(self) -> None:
+        """Show a saved answer."""
+        answer = self.answer
+        if answer is None:
+            return
+        if answer.thinking:
+            await self.thinking.append(answer.thinking, 0)
+        await self.body.append(answer.text)
+        await self.finish(answer)
+
+    async def write(self, pieces: Iterable[Piece]) -> None:
+        """Add what came since the last redraw."""
+        thought = "".join(p.text for p in pieces if p.channel == "think")
+        said = "".join(p.text for p in pieces if p.channel == "answer")
+        if thought:
+            await self.thinking.append(thought, 0)
+        if said:
+            self.thinking.close()
+            await self.body.append(said)
+
+    async def finish(self, answer: Answer, *, estimated: bool = False) -> None:
+        """The answer ended."""
+        self.answer = answer
+        tokens = answer.usage.thinking_tokens if answer.usage else None
+        self.thinking.close(tokens)
+        await self.body.finish()
+        self._footer.update(Content(figures.footer(answer, estimated=estimated)))
+        self.add_class("ended")
+        if answer.error:
+            self.notice(answer.error)
+
+    def notice(self, text: str) -> None:
+        """A line of ours under the text."""
+        self._notice.update(Content(visible(text)))
+        self.set_class(bool(text), "noticed")
