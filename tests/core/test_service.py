@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from dflash_local.backends.scripted_chat import ScriptedOpener
 
+from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.engine import Engine, Prompt
 from dflash_local.errors import DflashError, EngineError, OptionError, WeightsError
 from dflash_local.events import Done, LoadProgress, Prefill, Round, Text

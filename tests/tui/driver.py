@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
+from textual.pilot import Pilot
+
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.service import Service
 from dflash_local.tui.app import DflashApp, Options
 from dflash_local.tui.chat_screen import ChatScreen
 from dflash_local.tui.reply import Reply
-from textual.pilot import Pilot
-
-from dflash_local.service import Service
 
 PATIENCE = 30.0
 """Seconds after which a wait has failed; generous, for loaded machines."""
@@ -71,6 +71,10 @@ class Driver:
         """Everything on the screen, as text."""
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text for strip in strips)
+
+    def words(self) -> str:
+        """The same as one line, so that wrapping does not matter."""
+        return " ".join(self.shown().replace("▌", " ").split())
 
 
 @asynccontextmanager

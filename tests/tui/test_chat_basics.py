@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
-
 from tests.tui.driver import chat
 
 LONG = ScriptedOpener(("word " * 3000,), accepts=(2,), round_ms=10)
@@ -12,7 +11,7 @@ LONG = ScriptedOpener(("word " * 3000,), accepts=(2,), round_ms=10)
 async def test_a_message_is_answered_and_figures_are_shown() -> None:
     async with chat(ScriptedOpener(("Hello, **you**.",), round_ms=5)) as driver:
         await driver.say("hi")
-        shown = driver.shown()
+        shown = driver.words()
     assert "hi" in shown
     assert "Hello, you." in shown
     assert "drafts accepted" in shown
@@ -24,10 +23,10 @@ async def test_a_message_is_answered_and_figures_are_shown() -> None:
 async def test_a_message_sent_while_loading_is_answered_afterwards() -> None:
     async with chat(ScriptedOpener(load_ms=800), wait=False) as driver:
         await driver.send("early")
-        assert "Loading" in driver.shown()
+        assert "Loading" in driver.words()
         await driver.ready()
         await driver.until(lambda: driver.replies() and driver.replies()[0].answer)
-        assert "Hello." in driver.shown()
+        assert "Hello." in driver.words()
 
 
 async def test_escape_stops_and_keeps_the_partial_reply() -> None:
@@ -40,7 +39,7 @@ async def test_escape_stops_and_keeps_the_partial_reply() -> None:
         assert answer is not None
         assert answer.end == "cancelled"
         assert answer.text.startswith("word word")
-        assert "stopped by you" in driver.shown()
+        assert "stopped by you" in driver.words()
 
 
 async def test_a_queued_message_is_sent_when_the_answer_ends() -> None:
@@ -56,7 +55,7 @@ async def test_ctrl_c_twice_quits() -> None:
     async with chat() as driver:
         await driver.pilot.press("ctrl+c")
         await driver.pilot.pause()
-        assert "again to quit" in driver.shown()
+        assert "again to quit" in driver.words()
         await driver.pilot.press("ctrl+c")
         await driver.pilot.pause()
         assert not driver.app.is_running or driver.app._exit
@@ -64,5 +63,5 @@ async def test_ctrl_c_twice_quits() -> None:
 
 async def test_a_failed_load_is_told() -> None:
     async with chat(ScriptedOpener(fail="The weights are cut short."), wait=False) as driver:
-        await driver.until(lambda: "cut short" in driver.shown())
-        assert "Pull it again." in driver.shown()
+        await driver.until(lambda: "cut short" in driver.words())
+        assert "Pull it again." in driver.words()
