@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .torch_attention import empty_keys
+
 
 class KVCache:
     """K and V of every layer for positions ``0 .. length - 1``.
@@ -35,8 +37,9 @@ class KVCache:
         self.capacity = capacity
         self.windows = tuple(windows)
         # Uninitialised on purpose: pages that no row reached yet cost nothing on the CPU.
-        shape = (len(self.windows), 2, 1, kv_heads, capacity, head_dim)
-        self._rows = torch.empty(shape, dtype=dtype, device=device)
+        shape = (len(self.windows), 1, kv_heads, capacity, head_dim)
+        self._keys = empty_keys(shape, dtype, device)
+        self._values = torch.empty(shape, dtype=dtype, device=device)
 
     def update(
         self,
@@ -52,7 +55,7 @@ class KVCache:
         """
         rows = key_states.shape[2]
         first, end = self.first_visible(layer_idx), self.length + rows
-        keys, values = self._rows[layer_idx]
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[:, :, self.length : end] = key_states
         values[:, :, self.length : end] = value_states
         return keys[:, :, first:end], values[:, :, first:end]
@@ -73,7 +76,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Size of the buffers."""
-        return self._rows.numel() * self._rows.element_size()
+        return 2 * self._values.numel() * self._values.element_size()
 
 
 def visible_rows(start: int, rows: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from dflash_local.draft_config import DraftConfig
 
-from .torch_attention import additive_mask, folded_attention
+from .torch_attention import additive_mask, empty_keys, folded_attention
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -72,15 +72,9 @@ class TorchDraft:
         self._frequencies = inverse.to(self.device)
         self.length = 0
         # Room for a block behind the context: its rows are written there and never kept.
-        shape = (
-            config.layers,
-            2,
-            1,
-            config.kv_heads,
-            capacity + config.block_size,
-            config.head_dim,
-        )
-        self._rows = torch.empty(shape, dtype=self.dtype, device=self.device)
+        shape = (config.layers, 1, config.kv_heads, capacity + config.block_size, config.head_dim)
+        self._keys = empty_keys(shape, self.dtype, self.device)
+        self._values = torch.empty(shape, dtype=self.dtype, device=self.device)
 
     @property
     def bytes(self) -> int:
@@ -92,12 +86,11 @@ class TorchDraft:
     @property
     def cache_bytes(self) -> int:
         """Size of the context K/V buffers."""
-        return self._rows.numel() * self._rows.element_size()
+        return 2 * self._values.numel() * self._values.element_size()
 
     def context(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (after norm and rotation) and V of a layer, ``[kv_heads, length, head_dim]``."""
-        keys, values = self._rows[layer, :, 0, :, : self.length]
-        return keys, values
+        return self._keys[layer, 0, :, : self.length], self._values[layer, 0, :, : self.length]
 
     def crop(self, length: int) -> None:
         """Forget every context position from ``length`` on."""
@@ -113,8 +106,8 @@ class TorchDraft:
         cos, sin = self._rope(self.length, rows)
         keys = _rotate(keys, cos[:, None, None], sin[:, None, None])
         end = self.length + rows
-        self._rows[:, 0, 0, :, self.length : end] = keys.permute(1, 2, 0, 3)
-        self._rows[:, 1, 0, :, self.length : end] = kv[:, :, 1].permute(1, 2, 0, 3)
+        self._keys[:, 0, :, self.length : end] = keys.permute(1, 2, 0, 3)
+        self._values[:, 0, :, self.length : end] = kv[:, :, 1].permute(1, 2, 0, 3)
         self.length = end
 
     def hidden(self, block: torch.Tensor) -> torch.Tensor:
@@ -162,7 +155,7 @@ class TorchDraft:
         query = _rotate(self._rms(query, layer.q_norm), cos[:, None], sin[:, None])
         key = _rotate(self._rms(key, layer.k_norm), cos[:, None], sin[:, None])
         first, end = self._first_visible(config.layer_kinds[index]), self.length + rows
-        keys, values = self._rows[index]
+        keys, values = self._keys[index], self._values[index]
         keys[0, :, self.length : end] = key.transpose(0, 1)
         values[0, :, self.length : end] = value.transpose(0, 1)
         out = folded_attention(
