@@ -19,7 +19,7 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 def opened(replies: tuple[str, ...] = ("Hi 🦊!", "Second."), **settings: float) -> Engine:
-    return Engine(partial(open_scripted, replies, **settings))  # type: ignore[arg-type]
+    return Engine(partial(open_scripted, replies, **settings))
 
 
 def turn(*contents: str) -> list[dict[str, str]]:
@@ -138,7 +138,8 @@ class Failing(ScriptedBackend):
         if self._calls == 3 and self._error is not None:
             error, self._error = self._error, None
             raise error
-        return super().verify(proposal)
+        verdict: Verdict = super().verify(proposal)
+        return verdict
 
 
 @pytest.mark.parametrize(
