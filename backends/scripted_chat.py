@@ -51,7 +51,7 @@ class ScriptedOpener:
         if self.fail:
             raise WeightsError(self.fail, "Pull it again.")
         progress(LoadProgress("weights", 10, 10))
-        return open_scripted(
+        backend, tokenizer = open_scripted(
             self.replies,
             accepts=self.accepts,
             block_size=self.block_size,
@@ -60,3 +60,4 @@ class ScriptedOpener:
             token_ms=self.token_ms,
             tags=self.tags,
         )
+        return Opened(backend, tokenizer)

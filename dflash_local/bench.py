@@ -58,7 +58,8 @@ class BenchReport:
     prompts: str
     """Hash of the prompts."""
     max_tokens: int
-    block: int
+    block: int | None
+    """Rows of one verify; None: the width followed what pays."""
     thinking: bool | None
     model: str
     draft: str
@@ -99,6 +100,8 @@ def run(
     """
     if engine.info.draft is None:
         raise OptionError("There is no draft to bench.", "Load a pair with one.")
+    if block is not None and block < 2:
+        raise OptionError("Plain decoding is benched in any case.", "Give --block 2 or more.")
     if not prompts:
         raise OptionError("There is no prompt to bench.", "Give --prompts 1 or more.")
     sampling = SamplingParams(max_tokens=max_tokens)
@@ -141,7 +144,7 @@ def run(
         prompt_count=len(prompts),
         prompts=prompts_hash(prompts),
         max_tokens=max_tokens,
-        block=info.block_size if block is None else block,
+        block=block,
         thinking=thinking,
         model=info.target,
         draft=info.draft or "",

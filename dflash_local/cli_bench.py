@@ -11,7 +11,7 @@ from dflash_local import __version__
 from dflash_local.bench import BenchReport
 from dflash_local.bench import run as run_bench
 from dflash_local.bench_prompts import PROMPTS, chosen
-from dflash_local.cli_load import load_arguments, open_engine
+from dflash_local.cli_load import block_rows, load_arguments, open_engine
 from dflash_local.errors import OptionError
 
 EXIT_DIFFERENT = 3
@@ -24,7 +24,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=int, default=10, metavar="N", help=f"how many, 1 to {len(PROMPTS)}"
     )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per answer")
-    parser.add_argument("--block", type=int, metavar="N", help="rows of one verify")
+    parser.add_argument(
+        "--block",
+        type=block_rows,
+        metavar="N",
+        help="rows of one verify, off for plain decoding, auto for what pays (default)",
+    )
     parser.add_argument("--json", action="store_true", help="the whole report as JSON")
     load_arguments(parser)
 
@@ -95,7 +100,7 @@ def as_text(report: BenchReport) -> str:
         f"{report.model} + {report.draft} · {report.backend} on {report.device} · {report.dtype}"
         f"{kernels}",
         f"{report.prompt_count} prompts ({report.prompts}), {report.max_tokens} tokens, "
-        f"block {report.block}, greedy",
+        f"block {'auto' if report.block is None else report.block}, greedy",
         "",
         f"plain        {report.plain.tok_s:7.1f} tok/s",
         f"speculative  {report.speculative.tok_s:7.1f} tok/s   {report.ratio:.2f}x",

@@ -8,7 +8,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from dflash_local.cli_load import load_arguments, open_engine, sampling, sampling_arguments
+from dflash_local.cli_load import (
+    block_rows,
+    load_arguments,
+    open_engine,
+    sampling,
+    sampling_arguments,
+)
 from dflash_local.errors import OptionError
 from dflash_local.events import Done, Event, Piece, Text
 
@@ -19,7 +25,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the user's message; - reads it from standard input")
     parser.add_argument("--system", metavar="TEXT", help="a system message before it")
     parser.add_argument("--plain", action="store_true", help="decode without the draft")
-    parser.add_argument("--block", type=int, metavar="N", help="rows of one verify")
+    parser.add_argument(
+        "--block",
+        type=block_rows,
+        metavar="N",
+        help="rows of one verify, off for plain decoding, auto for what pays (default)",
+    )
     thinking = parser.add_mutually_exclusive_group()
     thinking.add_argument("--think", dest="think", action="store_true", default=None)
     thinking.add_argument("--no-think", dest="think", action="store_false", default=None)

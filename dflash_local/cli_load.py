@@ -31,6 +31,16 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")
 
 
+def block_rows(text: str) -> int | None:
+    """The value of ``--block``: ``auto`` is None, ``off`` is 0, else rows of one verify."""
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto nor off") from None
+
+
 def open_engine(args: argparse.Namespace) -> Engine:
     """Load what the arguments name; steps are shown on a terminal's stderr."""
     from dflash_local.select import load

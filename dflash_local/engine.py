@@ -11,16 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
+from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
 from dflash_local.events import Done, Event, Piece, Reason, Text, Usage
 from dflash_local.loop import generate
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 from dflash_local.text import ReplyText, ThinkTags
-from dflash_local.width import FixedWidth, Width
+from dflash_local.width import AutoWidth, FixedWidth, Width
 
 _T = TypeVar("_T")
 
@@ -115,7 +116,13 @@ class _Call(Generic[_T]):
         return self._result
 
 
-Opened = tuple[Backend, ChatTokenizer]
+class Opened(NamedTuple):
+    """What an opener gives; a plain pair of the first two will do."""
+
+    backend: Backend
+    tokenizer: ChatTokenizer
+    costs: Costs | None = None
+    """What rounds cost here; with it the width follows what pays, else it is the whole block."""
 
 
 class Engine:
@@ -128,7 +135,7 @@ class Engine:
         DflashError: whatever ``opener`` raised.
     """
 
-    def __init__(self, opener: Callable[[], Opened]) -> None:
+    def __init__(self, opener: Callable[[], Opened | tuple[Backend, ChatTokenizer]]) -> None:
         self._inbox: queue.SimpleQueue[_Request | _Call[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running: _Request | None = None
@@ -144,8 +151,13 @@ class Engine:
         if isinstance(outcome, BaseException):
             self._closed = True
             raise outcome
-        backend, self.tokenizer = outcome
-        self.info: BackendInfo = backend.info
+        self.tokenizer = outcome.tokenizer
+        self.info: BackendInfo = outcome.backend.info
+        self._width = (
+            FixedWidth(self.info.block_size - 1)
+            if outcome.costs is None
+            else AutoWidth(outcome.costs)
+        )
 
     def prompt(
         self, messages: Sequence[Message] | Sequence[int] | str, thinking: bool | None = None
@@ -202,7 +214,7 @@ class Engine:
         Args:
             messages: chat messages, one user text, or token ids.
             sampling: how tokens are chosen; greedy by default.
-            block: rows of one verify; 1 or 0 is plain decoding, None the draft's own block.
+            block: rows of one verify; 1 or 0 is plain decoding, None follows what pays.
             width: chooses the drafted count of each round, in place of ``block``.
             thinking: switches thinking on or off in templates that know it.
             reuse: start from what the caches share with this prompt.
@@ -211,7 +223,9 @@ class Engine:
             DflashError: the request cannot be honoured, or the engine broke off.
         """
         prompt = messages if isinstance(messages, Prompt) else self.prompt(messages, thinking)
-        request = _Request(prompt, sampling or SamplingParams(), self._width(block, width), reuse)
+        request = _Request(
+            prompt, sampling or SamplingParams(), self._chosen_width(block, width), reuse
+        )
         return self._events(request)
 
     def complete(
@@ -287,11 +301,11 @@ class Engine:
 
     # -- the caller's side
 
-    def _width(self, block: int | None, width: Width | None) -> Width:
+    def _chosen_width(self, block: int | None, width: Width | None) -> Width:
         if width is not None:
             return width
         if block is None:
-            return FixedWidth(self.info.block_size - 1)
+            return self._width
         if block < 0 or block > max(1, self.info.block_size):
             raise OptionError(
                 f"A block of {block} rows is asked for, the draft was trained for "
@@ -328,14 +342,17 @@ class Engine:
     # -- the engine's thread
 
     def _main(
-        self, opener: Callable[[], Opened], opened: queue.SimpleQueue[Opened | BaseException]
+        self,
+        opener: Callable[[], Opened | tuple[Backend, ChatTokenizer]],
+        opened: queue.SimpleQueue[Opened | BaseException],
     ) -> None:
         try:
-            backend, tokenizer = opener()
+            loaded = Opened(*opener())
         except BaseException as error:  # handed to the thread that asked for the load
             opened.put(error)
             return
-        opened.put((backend, tokenizer))
+        backend, tokenizer, _ = loaded
+        opened.put(loaded)
         while (item := self._inbox.get()) is not None:
             if isinstance(item, _Call):
                 if not item.run(backend):

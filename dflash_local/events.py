@@ -48,6 +48,8 @@ class Round:
     verify_ms: float | None
     position: int
     """Target positions in the cache after the round."""
+    parked: bool = False
+    """Nothing was drafted because drafting does not pay here at the moment."""
 
 
 @dataclass(frozen=True, slots=True)

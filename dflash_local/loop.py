@@ -190,6 +190,7 @@ def generate(
             draft_ms=verdict.draft_ms,
             verify_ms=verdict.verify_ms,
             position=backend.position,
+            parked=width.parked and not verdict.drafted,
         )
         stats.add(round_)
         width.observe(round_)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dflash_local.backend import Backend
+from dflash_local.costs import costs_of
 from dflash_local.engine import Engine, Opened
 from dflash_local.errors import BackendUnavailable, OptionError
 from dflash_local.events import LoadProgress
@@ -75,7 +76,8 @@ class PairOpener:
         tokenizer = HubTokenizer(located.target_dir)
         draft_dir = None if plain else located.draft_dir
         backend = loader.open_pair(located.target_dir, draft_dir, self.options, progress)
-        return backend, tokenizer
+        progress(LoadProgress("measuring", 0, 1))
+        return Opened(backend, tokenizer, costs_of(backend) if draft_dir else None)
 
 
 def backend_name(asked: str | None = None) -> str:

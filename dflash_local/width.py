@@ -1,15 +1,38 @@
-"""How many ids to draft next."""
+"""How many ids to draft next: what a round costs here against what it is likely to yield."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from dflash_local.costs import Costs
 from dflash_local.stats import RoundFigures
+
+_MEMORY = 0.99
+"""Per round, how much of what was learnt about acceptance stays."""
+_PRIOR = (0.6, 3.0)
+"""Acceptance assumed of every position at first, and the rounds that this belief is worth."""
+_GAIN = 1.01
+"""A width must promise this much more than plain decoding, or drafting is parked."""
+_FIRST_PROBE, _LAST_PROBE = 24, 192
+"""Parked rounds until the draft is tried again, at first and at most."""
+_PROBE_ROUNDS = 3
+"""Rounds of a probe; it goes on for as long as it beats plain decoding."""
+_COST_STEP = 0.1
+"""Share of a new round's time in the running cost of its width."""
+_SHARED_STEP = 0.05
+"""The part of that step which the other widths take too: a deeper context slows all of them."""
+_FORGET = 0.005
+"""Per round, how far positions that were not drafted move towards the last one that was."""
 
 
 class Width(Protocol):
     """Chooses the drafted count of each round; the loop clips it to what fits."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether drafting rests because it does not pay here."""
+        ...
 
     def next(self, position: int) -> int:
         """Ids to draft at this context depth; 0 is a plain step."""
@@ -26,9 +49,100 @@ class FixedWidth:
 
     count: int
 
+    @property
+    def parked(self) -> bool:
+        """Never: a fixed width is somebody's wish."""
+        return False
+
     def next(self, position: int) -> int:
         """The count, at any depth."""
         return self.count
 
     def observe(self, round_: RoundFigures) -> None:
         """Nothing to learn."""
+
+
+class AutoWidth:
+    """The count with the most expected tokens per millisecond, 0 included.
+
+    A round of k yields ``1 + c1 + c1*c2 + ... + c1*..*ck`` tokens, where ``ci`` is the chance that
+    position i is accepted once the ones before it were. Each ``ci`` is learnt only from rounds
+    that got there, so narrow rounds do not spoil what is known of the far positions. Costs start
+    from a measurement and follow the rounds as the context grows.
+
+    When nothing beats a plain step, drafting is parked; now and then a few rounds probe it.
+
+    Args:
+        costs: milliseconds per count.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._cost = list(costs.ms)
+        self._hits = [_PRIOR[0] * _PRIOR[1]] * (len(costs.ms) - 1)
+        self._tries = [_PRIOR[1]] * (len(costs.ms) - 1)
+        self._parked = False
+        self._rest = 0
+        self._probe_after = _FIRST_PROBE
+        self._probe = (0, 0, 0.0)
+        """Rounds, tokens and milliseconds of the running probe."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether drafting rests."""
+        return self._parked
+
+    def expected(self, count: int) -> float:
+        """Tokens that a round of ``count`` drafted ids is likely to emit."""
+        total = reach = 1.0
+        for hits, tries in zip(self._hits[:count], self._tries[:count], strict=True):
+            reach *= hits / tries
+            total += reach
+        return total
+
+    def speed(self, count: int) -> float:
+        """Expected tokens per millisecond."""
+        return self.expected(count) / self._cost[count]
+
+    def next(self, position: int) -> int:
+        """The best count; while parked 0, or now and then the best of the others."""
+        drafting = max(range(1, len(self._cost)), key=self.speed, default=0)
+        if drafting == 0:
+            return 0
+        pays = self.speed(drafting) > _GAIN * self.speed(0)
+        if pays:
+            self._parked, self._probe_after = False, _FIRST_PROBE
+            return drafting
+        if not self._parked:
+            self._parked, self._rest = True, self._probe_after
+        if self._rest > 0:
+            self._rest -= 1
+            self._probe = (0, 0, 0.0)
+            return 0
+        rounds, tokens, spent = self._probe
+        if rounds < _PROBE_ROUNDS or tokens > _GAIN * self.speed(0) * spent:
+            return drafting
+        self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
+        self._rest = self._probe_after
+        return 0
+
+    def observe(self, round_: RoundFigures) -> None:
+        """Count the positions that were reached, and move the width's cost towards the round's."""
+        count = round_.drafted
+        if self._parked and count:
+            rounds, tokens, spent = self._probe
+            self._probe = (rounds + 1, tokens + len(round_.tokens), spent + round_.wall_ms)
+        known = self._cost[count]
+        # One stall of a busy machine says nothing about a width.
+        change = min(max(round_.wall_ms / known, 0.5), 2.0) - 1.0
+        self._cost = [cost * (1.0 + _SHARED_STEP * change) for cost in self._cost]
+        self._cost[count] = known * (1.0 + _COST_STEP * change)
+        for index in range(count):
+            if index > round_.accepted:
+                break
+            self._hits[index] = _MEMORY * self._hits[index] + (index < round_.accepted)
+            self._tries[index] = _MEMORY * self._tries[index] + 1.0
+        if count:
+            near = self._hits[count - 1] / self._tries[count - 1]
+            for index in range(count, len(self._hits)):
+                gap = near * self._tries[index] - self._hits[index]
+                self._hits[index] += _FORGET * gap

@@ -1,0 +1,98 @@
+"""What a round costs on this machine, by the number of drafted ids: measured, then remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from dflash_local import paths
+from dflash_local.backend import Backend, BackendInfo
+
+_CONTEXT = 32
+"""Ids of context while measuring; live rounds correct for deeper ones."""
+_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Milliseconds of a whole round that drafts 0, 1, .. ``block_size - 1`` ids."""
+
+    ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ms or not all(0.0 < value < 1e7 for value in self.ms):
+            raise ValueError(f"not the costs of a round: {self.ms}")
+
+
+def measured_counts(block_size: int) -> tuple[int, ...]:
+    """The counts worth timing: few where rounds are many, all of them up to 4."""
+    ladder = (0, 1, 2, 3, 4, 6, 8, 11, 15, 23, 31)
+    return tuple(sorted({c for c in ladder if c < block_size} | {block_size - 1}))
+
+
+def interpolated(points: Sequence[tuple[int, float]], size: int) -> tuple[float, ...]:
+    """Values for ``0 .. size - 1`` on straight lines between sorted points."""
+    values: list[float] = []
+    for count in range(size):
+        below = max((p for p in points if p[0] <= count), default=points[0])
+        above = min((p for p in points if p[0] >= count), default=points[-1])
+        share = (count - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
+        values.append(below[1] + share * (above[1] - below[1]))
+    return tuple(values)
+
+
+def measure(backend: Backend) -> Costs:
+    """Time a few rounds of each count on an empty cache, and leave it empty.
+
+    The least of several is taken: what disturbs a measurement only makes it longer.
+    """
+    info = backend.info
+    context = min(_CONTEXT, info.context - info.block_size)
+    points = []
+    for count in measured_counts(info.block_size):
+        best = float("inf")
+        for repeat in range(_REPEATS + 1):
+            backend.rewind(0)
+            backend.extend([1 % info.vocab_size] * context)
+            backend.sample()
+            begun = perf_counter()
+            backend.verify(backend.propose(1 % info.vocab_size, count))
+            backend.commit(1)
+            if repeat:  # the first run of a shape also pays for its preparation
+                best = min(best, perf_counter() - begun)
+        points.append((count, 1000.0 * best))
+    backend.rewind(0)
+    return Costs(interpolated(points, info.block_size))
+
+
+def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
+    """The costs for this pair, machine and library versions; measured once, then read back.
+
+    Args:
+        folder: where they are remembered; a part of the cache folder by default.
+    """
+    file = (folder or paths.cache_dir() / "costs") / f"{_key(backend.info)}.json"
+    try:
+        remembered = Costs(tuple(map(float, json.loads(file.read_text(encoding="utf-8"))["ms"])))
+        if len(remembered.ms) == backend.info.block_size:
+            return remembered
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # missing or damaged: measure again
+    costs = measure(backend)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"ms": costs.ms}), encoding="utf-8")
+        partial.replace(file)
+    except OSError:
+        pass  # a cache that cannot be written costs a second at the next load, nothing else
+    return costs
+
+
+def _key(info: BackendInfo) -> str:
+    facts = [getattr(info, name) for name in info.__slots__ if name != "stop_ids"]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
