@@ -65,7 +65,7 @@ class TorchDraft:
         self._embed = embed if own_rows is None else (lambda ids: F.embedding(ids, own_rows))
         own_head = weights.get("lm_head.weight")
         self._head = head if own_head is None else (lambda states: F.linear(states, own_head))
-        self._offsets = weights.get("d2t") if config.draft_vocab_size else None
+        self._offsets = weights.get("d2t")
         self.selector = None if config.v2 is None else Selector(weights, config.v2)
         """Chooses a path through the slots' best ids; None where slots are independent."""
         self._extra = [t for t in (own_rows, own_head, self._offsets) if t is not None]
@@ -112,7 +112,7 @@ class TorchDraft:
     def append(self, features: torch.Tensor) -> None:
         """Project tapped states ``[rows, taps * target hidden]`` into the context K/V."""
         config, rows = self.config, features.shape[0]
-        context = self._rms(F.linear(features, self._fc), self._hidden_norm)
+        context = self._rms(F.linear(features.to(self.dtype), self._fc), self._hidden_norm)
         kv = F.linear(context, self._context_kv, self._context_bias)
         kv = kv.view(rows, config.layers, 2, config.kv_heads, config.head_dim)
         keys = self._rms(kv[:, :, 0], self._k_norms)
@@ -155,8 +155,9 @@ class TorchDraft:
         if config.final_logit_softcapping is not None:
             scores = scores.float() / config.final_logit_softcapping
             scores = config.final_logit_softcapping * torch.tanh(scores)
-        if self._offsets is None or config.vocab_size is None:
+        if self._offsets is None:
             return scores
+        assert config.vocab_size is not None
         # A reduced vocabulary: id i of the draft is the target's i + offset.
         ids = torch.arange(len(self._offsets), device=self.device) + self._offsets
         whole = scores.new_full((scores.shape[0], config.vocab_size), float("-inf"))

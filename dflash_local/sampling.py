@@ -12,9 +12,6 @@ from dflash_local.errors import OptionError
 
 Acceptance = Literal["rejection", "compare"]
 
-DRAFT_SHARE = 1.0
-"""Temperature of the draft over the target's, where none is given."""
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -88,9 +85,7 @@ class SamplingParams:
         """Temperature that a draft is drawn with; 0 is its best ids."""
         if self.greedy:
             return 0.0
-        if self.draft_temperature is None:
-            return DRAFT_SHARE * self.temperature
-        return self.draft_temperature
+        return self.temperature if self.draft_temperature is None else self.draft_temperature
 
     @property
     def penalised(self) -> bool:

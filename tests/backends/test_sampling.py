@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from dflash_local.loop import generate
 from dflash_local.sampling import SamplingParams
 from dflash_local.text import ReplyText
 from dflash_local.width import FixedWidth
+from tests.support.draft_files import v2_pair
 from tests.support.driving import PROMPT, plain
 from tests.support.kits import Options
 from tests.support.sampling_kits import SamplingKit, sampling_kits
@@ -117,8 +120,13 @@ def test_penalties_count_each_token_once(backend: Backend) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_drafts_leave_the_distribution_alone(backend: Backend) -> None:
-    """Two tokens behind a fixed history: drafted against plain, 1,500 answers each."""
+@pytest.mark.parametrize("kit", sampling_kits(), ids=lambda kit: kit.name)
+@pytest.mark.parametrize("make", [loop_pair, v2_pair])
+def test_drafts_leave_the_distribution_alone(
+    kit: SamplingKit, make: Callable[[Path], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Two tokens behind a fixed history: drafted against plain, 1,200 answers each."""
+    backend = kit.open(*make(tmp_path), Options())
     sampling = settings(temperature=1.0, top_k=3, seed=8)
     backend.configure(sampling)
     backend.rewind(0)
@@ -127,7 +135,7 @@ def test_drafts_leave_the_distribution_alone(backend: Backend) -> None:
 
     def seen(count: int) -> Counter[tuple[int, ...]]:
         pairs: Counter[tuple[int, ...]] = Counter()
-        for _ in range(1500):
+        for _ in range(1200):
             backend.rewind(len(PROMPT))
             tokens: tuple[int, ...] = ()
             last = pending
@@ -145,3 +153,29 @@ def test_drafts_leave_the_distribution_alone(backend: Backend) -> None:
     cells = [(drafted[k], steps[k]) for k in keys if drafted[k] + steps[k] >= 10]
     chi = sum((a - b) ** 2 / (a + b) for a, b in cells)
     assert chi < 30  # 8 degrees of freedom: by chance once in 5,000
+
+
+FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "temperature": (WARM, {"temperature": 0.3}),
+    "top_p": (WARM, {"top_p": 0.3}),
+    "top_k": (WARM, {"top_k": 2}),
+    "min_p": (WARM, {"min_p": 0.5}),
+    "seed": (WARM, {"seed": 12}),
+    "repetition_penalty": (WARM, {"repetition_penalty": 3.0}),
+    "presence_penalty": (WARM, {"presence_penalty": 3.0}),
+    "frequency_penalty": (WARM, {"frequency_penalty": 3.0}),
+    "draft_temperature": (WARM, {"draft_temperature": 0.0}),
+    "acceptance": (WARM, {"acceptance": "compare"}),
+}
+IN_THE_LOOP = {"stop", "max_tokens"}
+"""Fields that the loop acts on; its own tests show that."""
+
+
+def test_every_field_is_tested_here() -> None:
+    assert FIELDS.keys() | IN_THE_LOOP == {f.name for f in fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_changes_the_answer(backend: Backend, name: str) -> None:
+    base, change = FIELDS[name]
+    assert answer(backend, settings(**{**base, **change})) != answer(backend, settings(**base))
