@@ -11,9 +11,10 @@ import torch
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
 from dflash_local.sampling import SamplingParams
 
+from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser, chooser
 from .torch_draft import TorchDraft
-from .torch_penalties import History
+from .torch_penalties import TorchPenalties
 from .torch_probs import Drafted
 from .torch_target import TorchTarget
 
@@ -51,7 +52,8 @@ class TorchBackend:
         self._target = target
         self._draft = draft
         self._chooser: Chooser = GreedyChooser()
-        self._history = History(target.shape.vocab_size, target.device)
+        penalties = TorchPenalties(target.shape.vocab_size, target.device)
+        self._history = PenaltyHistory(penalties)
         self._last: torch.Tensor | None = None
         """Final state ``[1, hidden]`` of the last position, while it may be sampled from."""
         self._pending: list[torch.Tensor] = []

@@ -39,3 +39,20 @@ def test_acceptance_and_residual(kit: SamplingKit, index: int) -> None:
     )
     assert int(accepted) == case["accepted"]
     np.testing.assert_allclose(weights / weights.sum(), case["next_token_distribution"], atol=1e-5)
+
+
+@every_kit
+@pytest.mark.parametrize("spread", [0.1, 4.0])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+def test_top_p_over_a_large_vocabulary(kit: SamplingKit, spread: float, top_p: float) -> None:
+    """Flat and peaked rows, so that few ids and nearly all of them are kept."""
+    logits = np.random.default_rng(0).normal(0.0, spread, (3, 5000)).astype(np.float32)
+    found = kit.distribution(logits, SamplingParams(temperature=1.0, top_p=top_p))
+    for row, kept in zip(logits.astype(np.float64), found, strict=True):
+        probs = np.exp(row) / np.exp(row).sum()
+        order = np.argsort(-probs)
+        inside = probs[order].cumsum() - probs[order] < top_p
+        assert abs(int((kept > 0).sum()) - int(inside.sum())) <= 2  # fp32 sums at the edge
+        expected = np.zeros(5000)
+        expected[order[inside]] = probs[order[inside]] / probs[order[inside]].sum()
+        np.testing.assert_allclose(kept, expected, atol=2e-4)
