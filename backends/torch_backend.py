@@ -11,8 +11,11 @@ import torch
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
 from dflash_local.sampling import SamplingParams
 
+from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser, chooser
 from .torch_draft import TorchDraft
+from .torch_penalties import TorchPenalties
+from .torch_probs import Drafted
 from .torch_target import TorchTarget
 
 _PENDING_ROWS = 256
@@ -26,6 +29,7 @@ class TorchProposal:
     """A block on the device: the anchor and the drafted ids."""
 
     block: torch.Tensor
+    drafted: Drafted
     draft_ms: float | None
 
     @property
@@ -48,11 +52,14 @@ class TorchBackend:
         self._target = target
         self._draft = draft
         self._chooser: Chooser = GreedyChooser()
+        penalties = TorchPenalties(target.shape.vocab_size, target.device)
+        self._history = PenaltyHistory(penalties)
         self._last: torch.Tensor | None = None
         """Final state ``[1, hidden]`` of the last position, while it may be sampled from."""
         self._pending: list[torch.Tensor] = []
         self._pending_rows = 0
-        self._open_rows = 0
+        self._open: tuple[int, ...] = ()
+        """The ids of the block between verify and commit."""
         self._sync = target.device.type == "cpu"
 
     @property
@@ -74,11 +81,12 @@ class TorchBackend:
     def configure(self, sampling: SamplingParams) -> None:
         """Set how tokens are chosen, and reseed."""
         self._chooser = chooser(sampling, self._target.device)
+        self._history.configure(sampling)
 
     @_inference
     def rewind(self, position: int) -> int:
         """Go back to ``position``; both caches can be cropped anywhere."""
-        self._last, self._open_rows = None, 0
+        self._last, self._open = None, ()
         self._target.cache.crop(position)
         if self._draft is not None:
             if position > self._draft.length:
@@ -88,6 +96,7 @@ class TorchBackend:
             self._draft.crop(position)
             # Features of a failed round may be missing; both caches then end at the same place.
             self._target.cache.crop(self._draft.length)
+        self._history.rewind(self._target.cache.length)
         return self._target.cache.length
 
     @_inference
@@ -96,12 +105,13 @@ class TorchBackend:
         states = self._target.forward(self._ids(tokens))
         self._keep_features(len(tokens), drafting=True)
         self._target.cache.advance(len(tokens))
+        self._history.extend(tokens)
         self._last = states[-1:]
 
     @_inference
     def sample(self) -> int:
         """A token from the last position's logits."""
-        return int(self._chooser.pick(self._last_logits()).item())
+        return int(self._chooser.pick(self._history.adjust(self._last_logits())).item())
 
     @_inference
     def margin(self) -> float:
@@ -114,25 +124,30 @@ class TorchBackend:
         """Draft ``count`` ids after ``pending``."""
         anchor = self._ids((pending,))
         if count == 0 or self._draft is None:
-            return TorchProposal(anchor, 0.0)
+            return TorchProposal(anchor, Drafted(anchor[1:]), 0.0)
         begun = perf_counter()
         self._project()
-        drafted = self._chooser.draft(self._draft.logits(anchor, count))
+        states = self._draft.slots(anchor, count)
+        scores = self._history.adjust(self._draft.scores(states), anchor)
+        if self._draft.selector is None:
+            drafted = self._chooser.draft(scores)
+        else:
+            drafted = self._chooser.path(self._draft.selector.lattice(scores, states, anchor))
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
-        return TorchProposal(torch.cat((anchor, drafted)), draft_ms)
+        return TorchProposal(torch.cat((anchor, drafted.ids)), drafted, draft_ms)
 
     @_inference
     def verify(self, proposal: Proposal) -> Verdict:
         """Run the target over the block; its one host read decides the round."""
         assert isinstance(proposal, TorchProposal)
         begun = perf_counter()
-        drafted = proposal.block[1:]
         logits = self._target.logits(self._target.forward(proposal.block))
-        judged = self._chooser.judge(logits, drafted)
-        accepted, following, *ids = torch.cat((judged, drafted)).tolist()
-        self._last, self._open_rows = None, proposal.rows
+        scores = self._history.adjust(logits, proposal.block)
+        judged = self._chooser.judge(scores, proposal.drafted)
+        accepted, following, *ids = torch.cat((judged, proposal.block)).tolist()
+        self._last, self._open = None, tuple(ids)
         return Verdict(
-            drafted=tuple(ids),
+            drafted=self._open[1:],
             accepted=accepted,
             next=following,
             draft_ms=proposal.draft_ms,
@@ -142,10 +157,11 @@ class TorchBackend:
     @_inference
     def commit(self, keep: int) -> None:
         """Keep the first ``keep`` rows of the open block."""
-        assert 1 <= keep <= self._open_rows, f"keep {keep} of {self._open_rows} open rows"
-        self._keep_features(keep, drafting=self._open_rows > 1)
+        assert 1 <= keep <= len(self._open), f"keep {keep} of {len(self._open)} open rows"
+        self._keep_features(keep, drafting=len(self._open) > 1)
         self._target.cache.advance(keep)
-        self._open_rows = 0
+        self._history.commit(self._open[:keep])
+        self._open = ()
 
     def memory(self) -> MemoryFigures:
         """Bytes held."""

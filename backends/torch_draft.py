@@ -1,12 +1,14 @@
 """The DFlash draft: context K/V from tapped target states, a block of ids from one pass.
 
-Formulas, names and tensor layout follow the published reference (version 1 of the format).
+Formulas, names and tensor layout follow the published reference; what version 2 adds lies in
+``torch_draft2``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +16,11 @@ import torch.nn.functional as F
 from dflash_local.draft_config import DraftConfig
 
 from .torch_attention import additive_mask, empty_keys, folded_attention
+from .torch_draft2 import Convolution, Selector
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Head = Callable[[torch.Tensor], torch.Tensor]
+Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class _Layer:
     post_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    attention_conv: Convolution | None
+    mlp_conv: Convolution | None
 
 
 class TorchDraft:
@@ -41,8 +47,8 @@ class TorchDraft:
     Args:
         config: the draft's numbers.
         weights: the checkpoint's tensors under their published names, on one device.
-        embed: the target's input embedding.
-        head: the target's output head.
+        embed: the target's input embedding; the draft's own is used where the file has one.
+        head: the target's output head; likewise.
         capacity: context positions to hold.
     """
 
@@ -55,8 +61,14 @@ class TorchDraft:
         capacity: int,
     ) -> None:
         self.config = config
-        self._embed = embed
-        self._head = head
+        own_rows = weights.get("embed_tokens.weight")
+        self._embed = embed if own_rows is None else (lambda ids: F.embedding(ids, own_rows))
+        own_head = weights.get("lm_head.weight")
+        self._head = head if own_head is None else (lambda states: F.linear(states, own_head))
+        self._offsets = weights.get("d2t")
+        self.selector = None if config.v2 is None else Selector(weights, config.v2)
+        """Chooses a path through the slots' best ids; None where slots are independent."""
+        self._extra = [t for t in (own_rows, own_head, self._offsets) if t is not None]
         self._fc = weights["fc.weight"]
         self._hidden_norm = weights["hidden_norm.weight"]
         self._norm = weights["norm.weight"]
@@ -80,7 +92,8 @@ class TorchDraft:
     def bytes(self) -> int:
         """Size of the weights."""
         layers = [t for layer in self._layers for t in _tensors(layer)]
-        own = [self._fc, self._hidden_norm, self._norm, self._context_kv, *layers]
+        own = [self._fc, self._hidden_norm, self._norm, self._context_kv, *layers, *self._extra]
+        own += [] if self.selector is None else self.selector.tensors
         return sum(t.numel() * t.element_size() for t in own)
 
     @property
@@ -99,7 +112,7 @@ class TorchDraft:
     def append(self, features: torch.Tensor) -> None:
         """Project tapped states ``[rows, taps * target hidden]`` into the context K/V."""
         config, rows = self.config, features.shape[0]
-        context = self._rms(F.linear(features, self._fc), self._hidden_norm)
+        context = self._rms(F.linear(features.to(self.dtype), self._fc), self._hidden_norm)
         kv = F.linear(context, self._context_kv, self._context_bias)
         kv = kv.view(rows, config.layers, 2, config.kv_heads, config.head_dim)
         keys = self._rms(kv[:, :, 0], self._k_norms)
@@ -121,31 +134,44 @@ class TorchDraft:
         states = self._embed(block).to(self.dtype) * self.config.input_embedding_scale
         for index, layer in enumerate(self._layers):
             key = (self.config.layer_kinds[index], self.config.causal[index])
+            attend = partial(self._attend, index, layer, cos, sin, masks[key])
             normed = self._rms(states, layer.input_norm)
-            states = states + self._attend(index, layer, normed, cos, sin, masks[key])
+            states = states + _around(layer.attention_conv, normed, attend)
             normed = self._rms(states, layer.post_norm)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            states = states + F.linear(F.silu(gate) * up, layer.down)
+            states = states + _around(layer.mlp_conv, normed, partial(_feed_forward, layer))
         return self._rms(states, self._norm)
 
-    def logits(self, anchor: torch.Tensor, count: int) -> torch.Tensor:
-        """Scores ``[count, vocab]`` of the slots behind ``anchor``, an id of shape ``[1]``."""
+    def slots(self, anchor: torch.Tensor, count: int) -> torch.Tensor:
+        """States ``[count, hidden]`` of the slots behind ``anchor``, an id of shape ``[1]``."""
         block = torch.full((count + 1,), self.config.mask_token_id, device=self.device)
         block[:1] = anchor
-        scores = self._head(self.hidden(block)[1:])
-        if self.config.output_multiplier != 1.0:
-            scores = scores * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return scores if cap is None else cap * torch.tanh(scores / cap)
+        return self.hidden(block)[1:]
+
+    def scores(self, states: torch.Tensor) -> torch.Tensor:
+        """Scores ``[count, vocab]`` of slots, from their states."""
+        config, scores = self.config, self._head(states)
+        if config.output_multiplier != 1.0:
+            scores = scores * config.output_multiplier
+        if config.final_logit_softcapping is not None:
+            scores = scores.float() / config.final_logit_softcapping
+            scores = config.final_logit_softcapping * torch.tanh(scores)
+        if self._offsets is None:
+            return scores
+        assert config.vocab_size is not None
+        # A reduced vocabulary: id i of the draft is the target's i + offset.
+        ids = torch.arange(len(self._offsets), device=self.device) + self._offsets
+        whole = scores.new_full((scores.shape[0], config.vocab_size), float("-inf"))
+        whole[:, ids] = scores
+        return whole
 
     def _attend(
         self,
         index: int,
         layer: _Layer,
-        normed: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         mask: torch.Tensor | None,
+        normed: torch.Tensor,
     ) -> torch.Tensor:
         config, rows = self.config, normed.shape[0]
         heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows, -1, config.head_dim)
@@ -201,6 +227,15 @@ class TorchDraft:
         return (angles.cos() * factor).to(self.dtype), (angles.sin() * factor).to(self.dtype)
 
 
+def _around(conv: Convolution | None, normed: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:
+    return sublayer(normed) if conv is None else conv.around(normed, sublayer)
+
+
+def _feed_forward(layer: _Layer, normed: torch.Tensor) -> torch.Tensor:
+    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, layer.down)
+
+
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary embedding in half-rotation form on the last axis."""
     left, right = heads.chunk(2, dim=-1)
@@ -216,6 +251,11 @@ def _layer(weights: Mapping[str, torch.Tensor], index: int, config: DraftConfig)
             return None
         return torch.cat([weights[f"layers.{index}.self_attn.{name}.bias"] for name in names])
 
+    def conv(name: str) -> Convolution | None:
+        if config.v2 is None:
+            return None
+        return Convolution(weights, f"layers.{index}.{name}", config.v2)
+
     return _Layer(
         input_norm=get("input_layernorm"),
         qkv=torch.cat([get(f"self_attn.{name}_proj") for name in "qkv"]),
@@ -227,9 +267,12 @@ def _layer(weights: Mapping[str, torch.Tensor], index: int, config: DraftConfig)
         post_norm=get("post_attention_layernorm"),
         gate_up=torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]),
         down=get("mlp.down_proj"),
+        attention_conv=conv("attention_conv"),
+        mlp_conv=conv("mlp_conv"),
     )
 
 
 def _tensors(layer: _Layer) -> list[torch.Tensor]:
     fields = [getattr(layer, name) for name in _Layer.__slots__]
-    return [field for field in fields if isinstance(field, torch.Tensor)]
+    convolved = [t for f in fields if isinstance(f, Convolution) for t in f.tensors]
+    return [*(field for field in fields if isinstance(field, torch.Tensor)), *convolved]

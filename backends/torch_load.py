@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from dflash_local.backend import BackendInfo
-from dflash_local.draft_config import DraftConfig, read_draft_config
+from dflash_local.draft_config import read_draft_config
 from dflash_local.errors import BackendUnavailable, OptionError, WeightsError
 from dflash_local.events import LoadProgress
 from dflash_local.weights import (
@@ -21,12 +20,11 @@ from dflash_local.weights import (
     folder_shapes,
     read_json,
     refuse_own_code,
-    weight_files,
 )
 
 from . import torch_attention
 from .torch_backend import TorchBackend
-from .torch_draft import TorchDraft
+from .torch_draft_load import load_draft
 from .torch_target import TargetShape, TorchTarget
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -103,7 +101,7 @@ def open_pair(
     draft = None
     if draft_dir is not None and draft_config is not None:
         progress(LoadProgress("loading the draft", 2, steps))
-        draft = _load_draft(draft_dir, draft_config, target, context)
+        draft = load_draft(draft_dir, draft_config, target, context)
     progress(LoadProgress("ready", steps, steps))
     info = BackendInfo(
         backend="torch",
@@ -233,14 +231,6 @@ def _load_target(folder: Path, config: Any, dtype: torch.dtype, device: torch.de
     if problems:
         raise WeightsError(f"{folder} lacks {sorted(problems)[0]}.", "Pull the model again.")
     return model.eval().to(device)
-
-
-def _load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: int) -> TorchDraft:
-    weights: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        weights |= load_file(file)
-    placed = {name: t.to(target.device, target.dtype) for name, t in weights.items()}
-    return TorchDraft(config, placed, target.embed, target.logits, context)
 
 
 def _stop_ids(folder: Path, config: Any) -> tuple[int, ...]:

@@ -131,12 +131,12 @@ def run(
     return BenchReport(
         plain=_speed([reply for reply, _ in pairs]),
         speculative=_speed(drafted),
-        tau=_tau(drafted),
+        tau=tau(drafted),
         draft_rate=sum(r.stats.accepted for r in drafted)
         / max(1, sum(r.stats.drafted for r in drafted)),
         positions=_positions(drafted),
         by_kind=tuple(
-            (kind, _tau([d for d, (k, _) in zip(drafted, prompts, strict=True) if k == kind]))
+            (kind, tau([d for d, (k, _) in zip(drafted, prompts, strict=True) if k == kind]))
             for kind in kinds
         ),
         differences=tuple(differences),
@@ -180,7 +180,7 @@ def _speed(replies: Sequence[Reply]) -> Speed:
     )
 
 
-def _tau(replies: Sequence[Reply]) -> float:
+def tau(replies: Sequence[Reply]) -> float:
     """Tokens per drafting round over several answers."""
     weighted = [(r.stats.tau, r.stats.rounds - r.stats.plain_rounds) for r in replies]
     rounds = sum(count for _, count in weighted)

@@ -6,13 +6,16 @@ import argparse
 import json
 import platform
 import sys
+from dataclasses import asdict
 
 from dflash_local import __version__
 from dflash_local.bench import BenchReport
 from dflash_local.bench import run as run_bench
 from dflash_local.bench_prompts import PROMPTS, chosen
+from dflash_local.bench_sampling import SampledReport, run_sampled
 from dflash_local.cli_load import block_rows, load_arguments, open_engine
 from dflash_local.errors import OptionError
+from dflash_local.sampling import SamplingParams
 
 EXIT_DIFFERENT = 3
 
@@ -30,6 +33,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows of one verify, off for plain decoding, auto for what pays (default)",
     )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="above 0: sample, and set rejection sampling against comparing samples",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the first prompt, with T above 0")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON")
     load_arguments(parser)
 
@@ -44,7 +55,18 @@ def run(args: argparse.Namespace) -> int:
             end = "\r\033[K" if done == total else f"\r\033[Kprompt {done + 1} of {total}"
             print(end, end="", file=sys.stderr, flush=True)  # noqa: T201
 
+    sampling = SamplingParams(args.temperature, max_tokens=args.max_tokens, seed=args.seed)
+    if sampling.greedy and args.seed is not None:
+        raise OptionError("--seed needs a choice to make.", "Give --temperature above 0 with it.")
     with open_engine(args) as engine:
+        if not sampling.greedy:
+            sampled = run_sampled(
+                engine, chosen(args.prompts), sampling, block=args.block, progress=show
+            )
+            print(  # noqa: T201
+                json.dumps(sampled_json(sampled), indent=2) if args.json else sampled_text(sampled)
+            )
+            return 0
         report = run_bench(
             engine,
             chosen(args.prompts),
@@ -91,6 +113,28 @@ def as_json(report: BenchReport) -> dict[str, object]:
             **dict(report.versions),
         },
     }
+
+
+def sampled_json(report: SampledReport) -> dict[str, object]:
+    """The report of a sampled bench as plain values."""
+    fields = asdict(report)
+    fields["ways"] = [{**asdict(way), "tok_s": way.tok_s} for way in report.ways]
+    versions = {"dflash-local": __version__, "python": platform.python_version()}
+    return {**fields, "versions": {**versions, **dict(report.versions)}}
+
+
+def sampled_text(report: SampledReport) -> str:
+    """The report of a sampled bench for a person."""
+    lines = [
+        f"{report.model} + {report.draft} · {report.backend} on {report.device} · {report.dtype}",
+        f"{report.prompt_count} prompts ({report.prompts}), {report.sampling.max_tokens} tokens, "
+        f"block {report.block}, temperature {report.sampling.temperature:g}",
+        "",
+    ]
+    for way in report.ways:
+        tau = f"   tau {way.tau:.2f}, {way.draft_rate:.0%} of drafts accepted" if way.tau else ""
+        lines.append(f"{way.name:28} {way.tok_s:7.1f} tok/s{tau}")
+    return "\n".join(lines)
 
 
 def as_text(report: BenchReport) -> str:

@@ -67,6 +67,12 @@ def sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens in the answer")
     group.add_argument("--temperature", type=float, default=default.temperature, metavar="T")
+    group.add_argument(
+        "--draft-temperature",
+        type=float,
+        metavar="T",
+        help="the draft's temperature; 0 drafts its best ids (default: as --temperature)",
+    )
     group.add_argument("--top-p", type=float, default=default.top_p, metavar="P")
     group.add_argument("--top-k", type=int, default=default.top_k, metavar="K")
     group.add_argument("--min-p", type=float, default=default.min_p, metavar="P")
@@ -93,6 +99,7 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
     """
     return SamplingParams(
         temperature=args.temperature,
+        draft_temperature=args.draft_temperature,
         top_p=args.top_p,
         top_k=args.top_k,
         min_p=args.min_p,

@@ -28,6 +28,7 @@ _REFUSED = {
     "domino": "a Domino draft",
     "laguna": "a Laguna draft",
     "medusa": "a Medusa draft",
+    "mimo": "a MiMo draft with attention sinks",
 }
 
 

@@ -214,7 +214,8 @@ class Engine:
         Args:
             messages: chat messages, one user text, or token ids.
             sampling: how tokens are chosen; greedy by default.
-            block: rows of one verify; 1 or 0 is plain decoding, None follows what pays.
+            block: rows of one verify; 1 or 0 is plain decoding. None follows what pays,
+                with a seed the draft's own block.
             width: chooses the drafted count of each round, in place of ``block``.
             thinking: switches thinking on or off in templates that know it.
             reuse: start from what the caches share with this prompt.
@@ -223,10 +224,10 @@ class Engine:
             DflashError: the request cannot be honoured, or the engine broke off.
         """
         prompt = messages if isinstance(messages, Prompt) else self.prompt(messages, thinking)
-        request = _Request(
-            prompt, sampling or SamplingParams(), self._chosen_width(block, width), reuse
-        )
-        return self._events(request)
+        settings = sampling or SamplingParams()
+        if width is None:
+            width = self._chosen_width(block, settings)
+        return self._events(_Request(prompt, settings, width, reuse))
 
     def complete(
         self,
@@ -301,11 +302,12 @@ class Engine:
 
     # -- the caller's side
 
-    def _chosen_width(self, block: int | None, width: Width | None) -> Width:
-        if width is not None:
-            return width
+    def _chosen_width(self, block: int | None, sampling: SamplingParams) -> Width:
         if block is None:
-            return self._width
+            # What pays depends on the clock, and drafted ids on the width: a seeded answer that
+            # is to be the same again keeps to one width.
+            seeded = sampling.seed is not None and not sampling.greedy
+            return FixedWidth(self.info.block_size - 1) if seeded else self._width
         if block < 0 or block > max(1, self.info.block_size):
             raise OptionError(
                 f"A block of {block} rows is asked for, the draft was trained for "

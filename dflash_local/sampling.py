@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from dflash_local.errors import OptionError
+
+Acceptance = Literal["rejection", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,11 @@ class SamplingParams:
     """Subtracted once from the logit of every token of the answer so far."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from the logit of every token of the answer so far."""
+    draft_temperature: float | None = None
+    """Temperature of the draft while the target samples; 0 drafts the best ids. It changes how
+    many are accepted, never the distribution of the text. None is the target's own."""
+    acceptance: Acceptance = "rejection"
+    """How a sampled draft is tested; ``compare`` is as exact, accepts less, and is for benches."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     max_tokens: int | None = None
@@ -48,6 +58,7 @@ class SamplingParams:
             ("repetition_penalty", self.repetition_penalty, 1e-3, 1e3),
             ("presence_penalty", self.presence_penalty, -100.0, 100.0),
             ("frequency_penalty", self.frequency_penalty, -100.0, 100.0),
+            ("draft_temperature", self.draft_temperature or 0.0, 0.0, 100.0),
         )
         for name, value, low, high in checks:
             if not low <= value <= high:  # also false for NaN
@@ -56,6 +67,11 @@ class SamplingParams:
             raise OptionError(f"seed is {self.seed}.", "Give a whole number from 0 to 2**63 - 1.")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise OptionError(f"max_tokens is {self.max_tokens}.", "Give 1 or more.")
+        if self.acceptance not in get_args(Acceptance):
+            raise OptionError(
+                f"There is no acceptance {self.acceptance!r}.",
+                f"Give {' or '.join(get_args(Acceptance))}.",
+            )
         if not all(self.stop):
             raise OptionError("A stop string is empty.", "Leave it out.")
 
@@ -65,6 +81,13 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
 
     @property
+    def drafting_temperature(self) -> float:
+        """Temperature that a draft is drawn with; 0 is its best ids."""
+        if self.greedy:
+            return 0.0
+        return self.temperature if self.draft_temperature is None else self.draft_temperature
+
+    @property
     def penalised(self) -> bool:
         """Whether earlier tokens change the logits."""
         return (
@@ -72,3 +95,17 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+
+def draw_seeds(seed: int | None) -> tuple[int, int, int]:
+    """Seeds of three independent streams of random numbers: drafting, testing, the next token.
+
+    One stream for two of these purposes would tie a refusal to what was drafted, and the text
+    would no longer be the target's. Equal seeds give equal streams; None draws them.
+    """
+    root = secrets.randbits(63) if seed is None else seed
+    draft, test, following = (
+        int.from_bytes(hashlib.sha256(f"{root} {purpose}".encode()).digest()[:7], "big")
+        for purpose in ("draft", "test", "next")
+    )
+    return draft, test, following

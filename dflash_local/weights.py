@@ -14,6 +14,12 @@ from dflash_local.errors import DraftMismatch, WeightsError
 Shapes = dict[str, tuple[int, ...]]
 
 _AGAIN = "Pull the model again."
+CODEBOOKS = (
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+)
+"""Bare parameters: published files give them no ``.weight``."""
+
 _LONGEST_HEADER = 100_000_000
 _REFUSED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -116,10 +122,12 @@ def check_draft(folder: Path, config: DraftConfig) -> None:
 
     Raises:
         WeightsError: a file is damaged.
-        DraftMismatch: a tensor is missing or has another shape than the config says.
+        DraftMismatch: a tensor is missing, is none of a DFlash draft's, or has another shape than
+            the config says.
     """
     found = folder_shapes(folder)
-    for name, shape in draft_shapes(config).items():
+    expected = draft_shapes(config) | _own_shapes(found, config)
+    for name, shape in expected.items():
         if name not in found:
             raise DraftMismatch(f"The draft in {folder} lacks {name}.", "Pull the draft again.")
         if found[name] != shape:
@@ -128,10 +136,20 @@ def check_draft(folder: Path, config: DraftConfig) -> None:
                 f"{list(shape)}.",
                 "Pull the draft again.",
             )
+    # A tensor that nothing reads is a part of the model that would silently be left out.
+    for name in found.keys() - expected.keys():
+        if not name.endswith("rotary_emb.inv_freq") and name != "t2d":
+            raise DraftMismatch(
+                f"The draft in {folder} holds {name}, which its config does not call for.",
+                "Choose a DFlash draft whose config.json and weights belong together.",
+            )
 
 
 def draft_shapes(config: DraftConfig) -> Shapes:
-    """Every tensor that a draft's checkpoint holds at least, and its shape."""
+    """Every tensor that a draft's checkpoint holds at least, and its shape.
+
+    The codebooks of version 2 are left out where the config leaves the vocabulary to the target.
+    """
     hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
     wide, narrow = config.heads * dim, config.kv_heads * dim
     taps = len(config.target_layer_ids) * config.target_hidden_size
@@ -161,5 +179,35 @@ def draft_shapes(config: DraftConfig) -> Shapes:
                 "self_attn.v_proj.bias": (narrow,),
                 "self_attn.o_proj.bias": (hidden,),
             }
+        if config.v2 is not None:
+            kernel, groups = config.v2.conv_kernel_size, hidden // config.v2.conv_group_size
+            for conv in ("attention_conv", "mlp_conv"):
+                layer[f"{conv}.base_kernel"] = (2, kernel, hidden)
+                layer[f"{conv}.kernel_projection.weight"] = (2 * kernel * groups, hidden)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    if config.v2 is not None:
+        rank = config.v2.selector_rank
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, hidden)
+        if config.vocab_size is not None:
+            shapes |= dict.fromkeys(CODEBOOKS, (config.vocab_size, rank))
+    return shapes
+
+
+def _own_shapes(found: Shapes, config: DraftConfig) -> Shapes:
+    """Tensors whose rows are ids: what a draft may bring along, its rows taken from the file."""
+    shapes: Shapes = {}
+    hidden = config.hidden_size
+    reduced = config.draft_vocab_size
+    if reduced is not None:
+        shapes |= {"lm_head.weight": (reduced, hidden), "d2t": (reduced,)}
+    elif "d2t" in found:
+        shapes |= {"lm_head.weight": (*found["d2t"], hidden), "d2t": found["d2t"]}
+    elif "lm_head.weight" in found:
+        rows = config.vocab_size or found["lm_head.weight"][0]
+        shapes["lm_head.weight"] = (rows, hidden)
+    if "embed_tokens.weight" in found:
+        shapes["embed_tokens.weight"] = (found["embed_tokens.weight"][0], hidden)
+    if config.v2 is not None and config.vocab_size is None:
+        rows = found.get(CODEBOOKS[0], (0,))[0]
+        shapes |= dict.fromkeys(CODEBOOKS, (rows, config.v2.selector_rank))
     return shapes

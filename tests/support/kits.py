@@ -115,7 +115,7 @@ class _TorchProbe:
     def logits(self, anchor: int, count: int) -> Array:
         import torch
 
-        return np.asarray(self._draft.logits(torch.tensor([anchor]), count))
+        return np.asarray(self._draft.scores(self._draft.slots(torch.tensor([anchor]), count)))
 
     def keys(self, layer: int) -> Array:
         return np.asarray(self._draft.context(layer)[0])
