@@ -133,8 +133,16 @@ class MlxDraft:
 
     def propose(self, anchor: mx.array, count: int, chooser: Chooser) -> Drafted:
         """Ids for the ``count`` slots behind ``anchor``."""
-        mask = mx.full((count,), self.config.mask_token_id, dtype=anchor.dtype)
-        return chooser.draft(self.logits(self.hidden(mx.concatenate([anchor, mask]))[1:]))
+        return chooser.draft(self.scores(anchor, count))
+
+    def scores(self, anchor: mx.array, count: int) -> mx.array:
+        """Logits ``[count, vocab]`` of the slots behind ``anchor``."""
+        masks = mx.full((count,), self.config.mask_token_id, dtype=anchor.dtype)
+        scores = self._head(self.hidden(mx.concatenate([anchor, masks]))[1:])
+        if self.config.output_multiplier != 1.0:
+            scores = scores * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return scores if cap is None else cap * mx.tanh(scores / cap)
 
     def hidden(self, block: mx.array) -> mx.array:
         """States ``[rows, hidden]`` after the final norm for block ids that follow the context."""
@@ -150,14 +158,6 @@ class MlxDraft:
             gate, up = mx.split(layer.gate_up(self._rms(x, layer.post_norm)), 2, axis=-1)
             x = x + layer.down(gate * mx.sigmoid(gate) * up)
         return self._rms(x, self._norm)
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Scores ``[rows, vocab]`` of slots."""
-        scores = self._head(hidden)
-        if self.config.output_multiplier != 1.0:
-            scores = scores * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return scores if cap is None else cap * mx.tanh(scores / cap)
 
     def context(self, layer: int) -> tuple[mx.array, mx.array]:
         """Context K and V of a layer that it can still see, for checks."""

@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from dflash_local.backend import Backend
 from dflash_local.errors import BackendUnavailable
@@ -21,8 +21,8 @@ class LoadOptions(Protocol):
     """What may be chosen at load."""
 
     @property
-    def dtype(self) -> Literal["fp32", "bf16"] | None:
-        """Type of weights and activations; None keeps what the files hold, fp32 as bf16."""
+    def dtype(self) -> str | None:
+        """``fp32``, ``bf16`` or ``fp16``; None keeps what the files hold, fp32 as bf16."""
         ...
 
     @property
@@ -31,8 +31,8 @@ class LoadOptions(Protocol):
         ...
 
     @property
-    def draft_bits(self) -> Literal[4, 8] | None:
-        """Packs the draft's linear layers; None leaves them as they are."""
+    def draft_bits(self) -> int | None:
+        """4 or 8 packs the draft's linear layers; None leaves them as they are."""
         ...
 
     @property

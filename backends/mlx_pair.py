@@ -15,10 +15,16 @@ from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import DraftConfig, read_draft_config
 from dflash_local.errors import OptionError, WeightsError
 from dflash_local.events import LoadProgress
+from dflash_local.weights import (
+    check_draft,
+    folder_shapes,
+    read_json,
+    refuse_own_code,
+    weight_files,
+)
 
 from .mlx_backend import MlxBackend
 from .mlx_draft import MlxDraft
-from .mlx_files import load_tensors, read_json, refuse_code, weight_files
 from .mlx_target import Target
 
 if TYPE_CHECKING:
@@ -26,7 +32,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 8192
 """Positions where a target's config does not say."""
-_DTYPES: Mapping[str, mx.Dtype] = {"fp32": mx.float32, "bf16": mx.bfloat16}
+_DTYPES: Mapping[str, mx.Dtype] = {
+    "fp32": mx.float32,
+    "bf16": mx.bfloat16,
+    "fp16": mx.float16,
+}
 _BITS = {"4bit": 4, "8bit": 8}
 
 
@@ -87,7 +97,7 @@ def draft_dtype(
 
 def _check_options(options: LoadOptions) -> None:
     if options.dtype is not None and options.dtype not in _DTYPES:
-        raise OptionError(f"dtype is {options.dtype!r}.", "Give fp32 or bf16.")
+        raise OptionError(f"dtype is {options.dtype!r}.", f"Give one of {', '.join(_DTYPES)}.")
     if options.draft_bits not in (None, 4, 8):
         raise OptionError(f"draft_bits is {options.draft_bits!r}.", "Give 4 or 8.")
     if options.quantize not in (None, "none", *_BITS):
@@ -98,11 +108,11 @@ def _check_options(options: LoadOptions) -> None:
 
 def _load_target(folder: Path, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
     """The library's model, evaluated, and its config."""
-    refuse_code(read_json(folder / "config.json"), folder)
-    weight_files(folder, "model*.safetensors")
+    refuse_own_code(read_json(folder / "config.json"), folder)
+    folder_shapes(folder)
     try:
         model, config = load_model(folder, lazy=True)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(
             f"The target in {folder} cannot be loaded with mlx-lm {mlx_lm.__version__}: {error}",
             "Choose another target, or the torch backend.",
@@ -136,7 +146,7 @@ def _set_dtype(model: Any, wanted: str | None) -> None:
 
 def _draft_config(folder: Path) -> DraftConfig:
     """The draft's numbers, once it is known to be of a kind that this backend runs."""
-    refuse_code(read_json(folder / "config.json"), folder)
+    refuse_own_code(read_json(folder / "config.json"), folder)
     config = read_draft_config(folder)
     if config.v2 is not None:
         raise WeightsError(
@@ -149,40 +159,29 @@ def _draft_config(folder: Path) -> DraftConfig:
             "yet.",
             "Choose a draft that shares the target's vocabulary.",
         )
+    check_draft(folder, config)
     return config
 
 
 def _load_draft(
     folder: Path, config: DraftConfig, target: Target, options: LoadOptions
 ) -> MlxDraft:
-    tensors = load_tensors(folder)
-    _check_tensors(tensors, config, folder)
+    tensors: dict[str, mx.array] = {}
+    for file in weight_files(folder):
+        tensors.update(mx.load(str(file)))
     architecture = str(mx.device_info().get("architecture", ""))
     dtype = draft_dtype(
         architecture, options.draft_bits, tensors["norm.weight"].dtype, options.dtype
     )
     weights = {name: tensor.astype(dtype) for name, tensor in tensors.items()}
-    return MlxDraft(config, weights, target.embed, target.head, options.draft_bits)
-
-
-def _check_tensors(tensors: Mapping[str, mx.array], config: DraftConfig, folder: Path) -> None:
-    """Compare names and shapes with what the config asks for."""
-    expected = expected_shapes(config)
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise WeightsError(f"The draft in {folder} lacks the tensor {name}.")
-        if tuple(tensors[name].shape) != shape:
-            raise WeightsError(
-                f"The draft's tensor {name} has shape {list(tensors[name].shape)}, its config "
-                f"asks for {list(shape)}."
-            )
-    more = sorted(set(tensors) - set(expected))
-    if more:
-        raise WeightsError(
-            f"The draft in {folder} holds {len(more)} tensors that are not known, "
-            f"{more[0]} among them.",
-            "Choose a DFlash draft that shares its target's embedding and head.",
-        )
+    own_embed, own_head = weights.get("embed_tokens.weight"), weights.get("lm_head.weight")
+    return MlxDraft(
+        config,
+        weights,
+        target.embed if own_embed is None else lambda ids: own_embed[ids],
+        target.head if own_head is None else lambda states: states @ own_head.T,
+        options.draft_bits,
+    )
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
