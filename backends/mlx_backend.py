@@ -14,6 +14,7 @@ from dflash_local.sampling import SamplingParams
 
 from .mlx_choice import Chooser, Drafted, Greedy, chooser
 from .mlx_draft import Draft
+from .mlx_host import read_float, read_ints, submit, wait
 from .mlx_target import Target
 
 PENDING_ROWS = 256
@@ -93,10 +94,8 @@ class MlxBackend:
         """Go back with both caches; a window or a recurrent state may reach less than asked."""
         self._block, self._last = None, None
         history = self._target.history
-        if position <= 0 or self._broken:
-            reached = history.reset()
-        else:
-            reached = history.rewind(position)
+        lost = position <= 0 or self._broken
+        reached = history.reset() if lost else history.rewind(position)
         self._broken = False
         if self._draft is not None:
             self._crop_draft(self._draft, reached)
@@ -107,30 +106,27 @@ class MlxBackend:
         self._check_whole()
         ids = mx.array(list(tokens), dtype=mx.int32)
         history = self._target.history
-        saved: list[mx.array] = []
         with self._or_broken():
             if self._last is not None:
                 # The slice before must be done, so that progress is true and memory bounded.
-                mx.eval(self._last)
+                wait(self._last)
                 self._trim_memory()
             if not history.trimmable and len(tokens) > 2 * MARK_ROWS:
                 self._feed(ids[:-MARK_ROWS])
-                saved = history.mark()
+                history.mark()
                 ids = ids[-MARK_ROWS:]
             hidden = self._feed(ids)
             self._last = hidden[-1:]
-            mx.async_eval(self._last, *saved, *self._state())
+            submit(self._last, *self._state())
 
     def sample(self) -> int:
         """An id from the last position's logits."""
-        token: int = self._chooser.pick(self._last_logits()).item()
-        return token
+        return read_ints(self._chooser.pick(self._last_logits()))[0]
 
     def margin(self) -> float:
         """Top-1 minus top-2 logit at the last position."""
-        best = mx.topk(self._last_logits().astype(mx.float32), 2)
-        gap: float = mx.abs(best[0] - best[1]).item()
-        return gap
+        best = mx.topk(self._last_logits()[0].astype(mx.float32), 2)
+        return read_float(mx.abs(best[0] - best[1]))
 
     def propose(self, pending: int, count: int) -> MlxProposal:
         """Submit the draft's pass; nothing is waited for."""
@@ -141,7 +137,7 @@ class MlxBackend:
         with self._or_broken():
             self._project(self._draft)
             drafted = self._draft.propose(anchor, count, self._chooser)
-            mx.async_eval(drafted.ids)
+            submit(drafted.ids)
         return MlxProposal(anchor, drafted, count)
 
     def verify(self, proposal: Proposal) -> Verdict:
@@ -156,8 +152,8 @@ class MlxBackend:
             outcome = self._chooser.judge(self._target.logits(result.hidden), proposal.drafted)
             # Submitted with the outcome, so that the state is ready when the next round begins.
             state = self._target.history.arrays()
-            mx.async_eval(outcome, *([] if result.features is None else [result.features]), *state)
-            accepted, chosen, *drafted = outcome.tolist()
+            submit(outcome, *([] if result.features is None else [result.features]), *state)
+            accepted, chosen, *drafted = read_ints(outcome)
             self._block = _Block(proposal.rows, result.features)
             self._last = None
         return Verdict(tuple(drafted), accepted, chosen)
@@ -176,7 +172,7 @@ class MlxBackend:
             self._pending.append(block.features[:keep])
             if block.rows > 1 or self._pending_rows >= PENDING_ROWS:
                 self._project(self._draft)
-            mx.async_eval(self._state())
+            submit(self._state())
 
     def memory(self) -> MemoryFigures:
         """Bytes held now."""
@@ -238,7 +234,7 @@ class MlxBackend:
 
     def _last_logits(self) -> mx.array:
         assert self._last is not None, "no logits: extend first"
-        return self._target.logits(self._last)[0]
+        return self._target.logits(self._last)
 
     def _trim_memory(self) -> None:
         if mx.get_cache_memory() > self._cache_limit:
@@ -259,4 +255,3 @@ class MlxBackend:
             raise EngineError(
                 "The caches are not whole after a failed round.", "Rewind to 0 and feed again."
             )
-

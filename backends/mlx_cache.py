@@ -114,13 +114,18 @@ class WindowCache:
     def peek(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The same without counting the rows in: the next ones will overwrite them."""
         rows = keys.shape[2]
-        if self._keys is None or self.offset - self.first + rows > self._keys.shape[2]:
-            self._rebase(keys, values)
+        kept_keys, kept_values = self._keys, self._values
+        if (
+            kept_keys is None
+            or kept_values is None
+            or self.offset - self.first + rows > kept_keys.shape[2]
+        ):
+            kept_keys, kept_values = self._rebase(keys, values)
         start = self.offset - self.first
         low, end = start - self.visible, start + rows
-        self._keys[..., start:end, :] = keys
-        self._values[..., start:end, :] = values
-        return self._keys[..., low:end, :], self._values[..., low:end, :]
+        kept_keys[..., start:end, :] = keys
+        kept_values[..., start:end, :] = values
+        return kept_keys[..., low:end, :], kept_values[..., low:end, :]
 
     def mask(self, rows: int) -> mx.array | str | None:
         """What ``rows`` causal queries behind the cache see of the rows returned to them."""
@@ -144,7 +149,7 @@ class WindowCache:
 
     def save(self) -> tuple[int, mx.array, mx.array] | None:
         """A copy of the visible rows; None where nothing was written yet."""
-        if self._keys is None:
+        if self._keys is None or self._values is None:
             return None
         end = self.offset - self.first
         low = end - self.visible
@@ -168,19 +173,15 @@ class WindowCache:
         """Both buffers."""
         return [a for a in (self._keys, self._values) if a is not None]
 
-    def _rebase(self, keys: mx.array, values: mx.array) -> None:
+    def _rebase(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Move the newest rows to the front of fresh buffers."""
         start, rows = self.offset - self.first, keys.shape[2]
         held = min(start, self.window - 1 + REACH)
         capacity = _rounded(held + max(rows, STEP))
-        buffers = []
-        for old, new in ((self._keys, keys), (self._values, values)):
-            buffer = mx.zeros((1, new.shape[1], capacity, new.shape[3]), new.dtype)
-            if old is not None and held:
-                buffer[..., :held, :] = old[..., start - held : start, :]
-            buffers.append(buffer)
-        self._keys, self._values = buffers
+        self._keys = _moved(self._keys, keys, start - held, start, capacity)
+        self._values = _moved(self._values, values, start - held, start, capacity)
         self.first = self.offset - held
+        return self._keys, self._values
 
 
 def _rounded(rows: int) -> int:
@@ -194,8 +195,12 @@ def _grown(buffer: mx.array | None, like: mx.array, used: int, need: int) -> mx.
     """
     if buffer is not None and need <= buffer.shape[2]:
         return buffer
-    capacity = _rounded(need + used // 8)
+    return _moved(buffer, like, 0, used, _rounded(need + used // 8))
+
+
+def _moved(buffer: mx.array | None, like: mx.array, low: int, end: int, capacity: int) -> mx.array:
+    """A buffer of ``capacity`` rows that begins with rows ``low`` to ``end`` of another."""
     fresh = mx.zeros((1, like.shape[1], capacity, like.shape[3]), like.dtype)
-    if buffer is not None and used:
-        fresh[..., :used, :] = buffer[..., :used, :]
+    if buffer is not None and end > low:
+        fresh[..., : end - low, :] = buffer[..., low:end, :]
     return fresh

@@ -25,7 +25,7 @@ class Chooser(Protocol):
     """One way of choosing ids."""
 
     def pick(self, logits: mx.array) -> mx.array:
-        """An id for one position's target logits ``[vocab]``."""
+        """One id ``[1]`` for target logits ``[1, vocab]``."""
         ...
 
     def draft(self, logits: mx.array) -> Drafted:

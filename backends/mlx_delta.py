@@ -7,15 +7,14 @@ runs the recurrence again over the kept rows from the state before; no projectio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaState:
+class DeltaState(NamedTuple):
     """State of a layer after some position; its arrays are never written into."""
 
     window: mx.array | None
@@ -106,7 +105,8 @@ def delta_layer(layer: Any, x: mx.array, cache: DeltaCache, *, revocable: bool) 
     """One decoder layer of Qwen3-Next or Qwen3.5 whose mixer is a Gated DeltaNet."""
     mixed = _mix(layer.linear_attn, layer.input_layernorm(x), cache, revocable)
     x = x + mixed
-    return x + layer.mlp(layer.post_attention_layernorm(x))
+    out: mx.array = x + layer.mlp(layer.post_attention_layernorm(x))
+    return out
 
 
 def _mix(mixer: Any, x: mx.array, cache: DeltaCache, revocable: bool) -> mx.array:
@@ -124,9 +124,7 @@ def _mix(mixer: Any, x: mx.array, cache: DeltaCache, revocable: bool) -> mx.arra
     k = k.reshape(1, rows, mixer.num_k_heads, mixer.head_k_dim)
     v = v.reshape(1, rows, mixer.num_v_heads, mixer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=mixer.head_k_dim**-0.5, eps=1e-6)
-    y, matrix = gated_delta_update(
-        q, k, v, a, b, mixer.A_log, mixer.dt_bias, cache.state.matrix
-    )
+    y, matrix = gated_delta_update(q, k, v, a, b, mixer.A_log, mixer.dt_bias, cache.state.matrix)
     inputs = None
     if revocable:
         inputs = _Inputs(
@@ -134,7 +132,8 @@ def _mix(mixer: Any, x: mx.array, cache: DeltaCache, revocable: bool) -> mx.arra
         )
     state = DeltaState(mx.contiguous(conv[:, rows:]), matrix)
     cache.advance(rows, state, inputs)
-    return mixer.out_proj(mixer.norm(y, z).reshape(1, rows, -1))
+    mixed: mx.array = mixer.out_proj(mixer.norm(y, z).reshape(1, rows, -1))
+    return mixed
 
 
 def _projected(mixer: Any, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:

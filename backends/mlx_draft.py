@@ -15,6 +15,7 @@ from dflash_local.draft_config import DraftConfig
 
 from .mlx_cache import FullCache, WindowCache
 from .mlx_choice import Chooser, Drafted
+from .mlx_host import wait
 from .mlx_linear import Linear, linear
 
 Rows = Callable[[mx.array], mx.array]
@@ -97,7 +98,7 @@ class MlxDraft:
         inverse = config.rope.inverse_frequencies(config.head_dim)
         self._periods = mx.array([1.0 / f for f in inverse], dtype=mx.float32)
         self.reset()
-        mx.eval(self._weights())
+        wait(self._weights())
 
     @property
     def length(self) -> int:
@@ -191,10 +192,11 @@ class MlxDraft:
 
     def _mask(self, rows: int, cache: FullCache | WindowCache, causal: bool) -> mx.array | None:
         """Bool ``[rows, visible + rows]``; None where every block row sees everything."""
-        window = cache.window if isinstance(cache, WindowCache) else None
+        before, window = cache.offset, None
+        if isinstance(cache, WindowCache):
+            before, window = cache.visible, cache.window
         if window is None and not causal:
             return None
-        before = cache.offset if window is None else cache.visible
         distance = mx.arange(before, before + rows)[:, None] - mx.arange(before + rows)[None]
         visible = distance >= 0 if causal else distance > -(before + rows)
         return visible if window is None else visible & (mx.abs(distance) < window)

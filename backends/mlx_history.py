@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from .mlx_cache import FullCache, LayerCache
+from .mlx_host import submit
 
 MARKS = 4
 """Saved states kept at most; the oldest goes first."""
@@ -53,13 +54,13 @@ class History:
         self.position = length
         self._prefilling = False
 
-    def mark(self) -> list[mx.array]:
-        """Save the state here; return its arrays. One prefill holds one mark, the newest."""
+    def mark(self) -> None:
+        """Save the state here. One prefill holds one mark, the newest."""
         if self._prefilling and self._marks:
             self._marks.pop()
         mark = _Mark(self.position, tuple(layer.save() for layer in self.layers))
         self._marks = [*self._marks, mark][-MARKS:]
-        return [a for saved in mark.saved if isinstance(saved, tuple) for a in saved[1:]]
+        submit(mark.saved)
 
     def rewind(self, position: int) -> int:
         """Go back to at most ``position``: exactly there, to a mark before it, or to 0."""

@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model
 
 from dflash_local.backend import BackendInfo
 from dflash_local.backends.mlx_backend import MlxBackend
-from dflash_local.backends.mlx_target import Target
+from dflash_local.backends.mlx_layers import LayeredTarget
 from tests.support.driving import PROMPT, check_coverage, done, one_round, plain, run
 from tests.support.mlx_models import CONFIGS, VOCAB, ScriptedDraft, random_target
 
@@ -47,7 +47,7 @@ def open_target(loaded: tuple[Any, dict[str, Any]]) -> Opener:
     """Backends over one model; each has caches of its own."""
 
     def opener(draft: ScriptedDraft | None) -> MlxBackend:
-        target = Target(*loaded, TAPS if draft else ())
+        target = LayeredTarget(*loaded, TAPS if draft else ())
         info = BackendInfo(
             backend="mlx",
             target="random",
@@ -81,7 +81,7 @@ def test_layers_run_one_by_one_equal_the_librarys_forward(
     model, config = loaded
     ids = mx.random.randint(0, VOCAB, (60,), key=mx.random.key(7))
     expected = model(ids[None])[0]
-    target = Target(model, config, (0, 3))
+    target = LayeredTarget(model, config, (0, 3))
     at = 0
     for rows in (20, 1, 1, 13, 5, 1, 19):
         result = target.forward(ids[at : at + rows])
@@ -115,9 +115,7 @@ def test_a_cut_block_leaves_the_state_of_a_fresh_prefill(
     check_coverage(used)
     rows = [truth[start], *verdict.drafted][:keep]
     fresh.extend([*truth[:start], *rows])
-    for ours, theirs in zip(
-        used._target.history.layers, fresh._target.history.layers, strict=True
-    ):
+    for ours, theirs in zip(used._target.history.layers, fresh._target.history.layers, strict=True):
         for a, b in zip(_seen(ours), _seen(theirs), strict=True):
             close(a, b)
     used.extend([5])

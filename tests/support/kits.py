@@ -133,7 +133,8 @@ class MlxKit:
         """Load through mlx_load."""
         from dflash_local.backends.mlx_load import open_pair
 
-        return open_pair(target, draft, options, lambda step: None)
+        backend: Backend = open_pair(target, draft, options, lambda step: None)
+        return backend
 
     def draft(
         self, config: DraftConfig, weights: Mapping[str, Array], embed: Array, head: Array

@@ -153,12 +153,12 @@ def random_model(config: Mapping[str, Any], seed: int = 0) -> Any:
     mx.random.seed(seed)
 
     def draw(name: str, weight: mx.array) -> mx.array:
-        noise = mx.random.normal(weight.shape)
+        noise: mx.array = mx.random.normal(weight.shape)
         if weight.ndim == 1:
-            return weight + 0.1 * noise
+            return mx.add(weight, 0.1 * noise)
         # A strong embedding that is also the head would answer with the last id for ever.
-        gain = 0.2 if "embed_tokens.weight" in name else 1.5
-        return noise * gain * weight.shape[-1] ** -0.5
+        gain: float = 0.2 if "embed_tokens.weight" in name else 1.5
+        return mx.multiply(noise, gain * float(weight.shape[-1]) ** -0.5)
 
     model.update(tree_map_with_path(draw, model.parameters()))
     mx.eval(model.parameters())
