@@ -12,6 +12,8 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes
 
 from dflash_local.backends.mlx_choice import Chooser, Drafted
+from dflash_local.draft_config import parse_draft_config
+from dflash_local.weights import draft_shapes
 
 VOCAB = 128
 WINDOW = 12
@@ -208,3 +210,31 @@ class ScriptedDraft:
     def cache_arrays(self) -> list[mx.array]:
         """Nothing on the device."""
         return []
+
+
+def random_draft(
+    folder: Path, taps: Sequence[int], hidden: int = 32, seed: int = 1, **override: Any
+) -> Path:
+    """A folder with a random draft for a random target."""
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "hidden_size": hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "vocab_size": VOCAB,
+        "block_size": 4,
+        "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": list(taps)},
+        **override,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.random.seed(seed)
+    tensors = {
+        name: mx.random.normal(shape) * shape[-1] ** -0.5 if len(shape) > 1 else mx.ones(shape)
+        for name, shape in draft_shapes(parse_draft_config(config)).items()
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    return folder
