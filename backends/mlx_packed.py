@@ -47,7 +47,7 @@ def pack(model: Any, source: Path, dtype: mx.Dtype) -> None:
         if heads:
             rows = unpermute(rows, heads)
         weight, scales, offsets = unpack_blocks(rows, bits)
-        if module is None or scales.shape != (module.weight.shape[0], weight.shape[1] * bits // 32):
+        if module is None or module.weight.shape != (scales.shape[0], scales.shape[1] * GROUP):
             raise WeightsError(f"{source} does not belong to this model ({tensor.name}).")
         fresh.append((name, _quantized(module, bits, weight, scales, offsets, dtype)))
     model.update_modules(tree_unflatten(fresh))

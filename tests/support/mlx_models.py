@@ -137,10 +137,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """By name; the window is far smaller than what the tests feed."""
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "mamba2": {
+        **_BASE,
+        "model_type": "mamba2",
+        "num_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "layer_norm_epsilon": 1e-5,
+        "time_step_rank": 2,
+        "time_step_limit": [0.0, 1e9],
+    },
+    "olmo2": {**_BASE, "model_type": "olmo2"},
+}
+"""Architectures that are only decoded plainly."""
+
 
 def random_target(folder: Path, name: str, seed: int = 0) -> Path:
     """A folder with config and random fp32 weights that give varied greedy answers."""
-    config = CONFIGS[name]
+    config = {**CONFIGS, **OTHERS}[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     model = random_model(config, seed)
