@@ -19,6 +19,8 @@ from .mlx_target import Target
 
 PENDING_ROWS = 256
 """Feature rows that wait for the draft at most while it is not asked."""
+PREFILL_BYTES = 1 << 28
+"""Freed memory that may stay cached at the end of a prefill."""
 MARK_ROWS = 16
 """Rows before the end of a prefill where a state is saved: the next prompt of a chat often
 departs just before this one's end."""
@@ -60,7 +62,6 @@ class MlxBackend:
         self, target: Target, draft: Draft | None, info: BackendInfo, *, cache_limit: int
     ) -> None:
         self._target, self._draft, self._info = target, draft, info
-        self._cache_limit = cache_limit
         self._previous_limit = mx.set_cache_limit(cache_limit)
         self._chooser: Chooser = Greedy()
         self._pending: list[mx.array] = []
@@ -110,7 +111,6 @@ class MlxBackend:
             if self._last is not None:
                 # The slice before must be done, so that progress is true and memory bounded.
                 wait(self._last)
-                self._trim_memory()
             if not history.trimmable and len(tokens) > 2 * MARK_ROWS:
                 self._feed(ids[:-MARK_ROWS])
                 history.mark()
@@ -121,7 +121,11 @@ class MlxBackend:
 
     def sample(self) -> int:
         """An id from the last position's logits."""
-        return read_ints(self._chooser.pick(self._last_logits()))[0]
+        token = read_ints(self._chooser.pick(self._last_logits()))[0]
+        # What a prefill freed is of no use to the rounds that follow.
+        if mx.get_cache_memory() > PREFILL_BYTES:
+            mx.clear_cache()
+        return token
 
     def margin(self) -> float:
         """Top-1 minus top-2 logit at the last position."""
@@ -235,10 +239,6 @@ class MlxBackend:
     def _last_logits(self) -> mx.array:
         assert self._last is not None, "no logits: extend first"
         return self._target.logits(self._last)
-
-    def _trim_memory(self) -> None:
-        if mx.get_cache_memory() > self._cache_limit:
-            mx.clear_cache()
 
     @contextmanager
     def _or_broken(self) -> Iterator[None]:

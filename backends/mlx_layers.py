@@ -170,6 +170,9 @@ def _windows(
     Raises:
         WeightsError: a layer keeps something that cannot be rolled back.
     """
+    if model_type == "mistral" and not config.get("layer_types"):
+        # The first Mistral models slide in every layer, which the library leaves out.
+        return [config.get("sliding_window")] * len(layers)
     if not hasattr(model, "make_cache"):
         return _configured_windows(config, len(layers), model_type)
     windows: list[int | None] = []

@@ -167,11 +167,12 @@ def test_a_failed_round_is_mended_by_a_rewind(
     assert done(run(backend, max_tokens=20)).tokens == tuple(truth)
 
 
-def test_torch_and_mlx_give_the_same_ids(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "qwen3_sliding"])
+def test_torch_and_mlx_give_the_same_ids(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     from dflash_local.backends import torch_load
 
-    target = random_target(tmp_path / "target", "qwen3")
+    target = random_target(tmp_path / "target", name)
     draft = random_draft(tmp_path / "draft", taps=(0, 2))
     ours = load(target, draft)
     theirs = torch_load.open_pair(target, draft, Options(), lambda step: None)

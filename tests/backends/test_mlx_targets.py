@@ -76,8 +76,8 @@ def close(actual: mx.array, expected: mx.array) -> None:
 def test_layers_run_one_by_one_equal_the_librarys_forward(
     name: str, loaded: tuple[Any, dict[str, Any]]
 ) -> None:
-    if name == "qwen3_sliding":
-        pytest.skip("the library leaves Qwen3's sliding layers out; a loop trace covers them")
+    if name in ("qwen3_sliding", "mistral"):
+        pytest.skip("the library leaves these sliding layers out; torch is the reference there")
     model, config = loaded
     ids = mx.random.randint(0, VOCAB, (60,), key=mx.random.key(7))
     expected = model(ids[None])[0]

@@ -57,6 +57,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": _ALTERNATING,
         "sliding_window": WINDOW,
     },
+    "mistral": {**_BASE, "model_type": "mistral", "sliding_window": WINDOW},
     "qwen2": {**_BASE, "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**_BASE, "model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3_sliding": {
@@ -102,6 +103,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 8,
         "sliding_window": WINDOW,
         "sliding_window_pattern": 2,
+    },
+    "gemma3_multimodal": {
+        "model_type": "gemma3",
+        "vocab_size": VOCAB,
+        "text_config": {
+            **_BASE,
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": 8,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 2,
+        },
     },
     "gemma4": {
         **_BASE,
