@@ -12,9 +12,11 @@ from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal,
 from dflash_local.errors import EngineError
 from dflash_local.sampling import SamplingParams
 
-from .mlx_choice import Chooser, Drafted, Greedy, chooser
+from .mlx_choice import Chooser, Drafted, Greedy
 from .mlx_draft import Draft
 from .mlx_host import read_float, read_ints, submit, wait
+from .mlx_penalties import Penalties
+from .mlx_sampling import Sampler
 from .mlx_target import Target
 
 PENDING_ROWS = 256
@@ -30,7 +32,7 @@ departs just before this one's end."""
 class MlxProposal:
     """A block on its way to the verify."""
 
-    anchor: mx.array
+    pending: int
     drafted: Drafted | None
     count: int
 
@@ -44,7 +46,7 @@ class MlxProposal:
 class _Block:
     """A verified block that waits for its commit."""
 
-    rows: int
+    ids: tuple[int, ...]
     features: mx.array | None
 
 
@@ -64,6 +66,10 @@ class MlxBackend:
         self._target, self._draft, self._info = target, draft, info
         self._previous_limit = mx.set_cache_limit(cache_limit)
         self._chooser: Chooser = Greedy()
+        self._penalties: Penalties | None = None
+        self._ids: list[int] = []
+        """Ids in the caches, for the penalties; the answer's own begin at ``_answer_from``."""
+        self._answer_from = 0
         self._pending: list[mx.array] = []
         self._last: mx.array | None = None
         self._block: _Block | None = None
@@ -88,8 +94,9 @@ class MlxBackend:
         return Coverage(self.position, self._draft.length, self._pending_rows)
 
     def configure(self, sampling: SamplingParams) -> None:
-        """Set how ids are chosen."""
-        self._chooser = chooser(sampling)
+        """Set how ids are chosen, and reseed."""
+        self._penalties = Penalties(sampling) if sampling.penalised else None
+        self._chooser = Greedy() if sampling.greedy else Sampler(sampling)
 
     def rewind(self, position: int) -> int:
         """Go back with both caches; a window or a recurrent state may reach less than asked."""
@@ -98,6 +105,7 @@ class MlxBackend:
         lost = position <= 0 or self._broken
         reached = history.reset() if lost else history.rewind(position)
         self._broken = False
+        del self._ids[reached:]
         if self._draft is not None:
             self._crop_draft(self._draft, reached)
         return reached
@@ -118,10 +126,12 @@ class MlxBackend:
             hidden = self._feed(ids)
             self._last = hidden[-1:]
             submit(self._last, *self._state())
+        self._ids += tokens
+        self._answer_from = len(self._ids)
 
     def sample(self) -> int:
         """An id from the last position's logits."""
-        token = read_ints(self._chooser.pick(self._last_logits()))[0]
+        token = read_ints(self._chooser.pick(self._penalised(self._last_logits())))[0]
         # What a prefill freed is of no use to the rounds that follow.
         if mx.get_cache_memory() > PREFILL_BYTES:
             mx.clear_cache()
@@ -135,30 +145,31 @@ class MlxBackend:
     def propose(self, pending: int, count: int) -> MlxProposal:
         """Submit the draft's pass; nothing is waited for."""
         self._check_whole()
-        anchor = mx.array([pending], dtype=mx.int32)
         if count == 0 or self._draft is None:
-            return MlxProposal(anchor, None, 0)
+            return MlxProposal(pending, None, 0)
+        anchor = mx.array([pending], dtype=mx.int32)
         with self._or_broken():
             self._project(self._draft)
             drafted = self._draft.propose(anchor, count, self._chooser)
             submit(drafted.ids)
-        return MlxProposal(anchor, drafted, count)
+        return MlxProposal(pending, drafted, count)
 
     def verify(self, proposal: Proposal) -> Verdict:
         """One target pass; acceptance is part of it, and its result is the one thing waited for."""
         assert isinstance(proposal, MlxProposal)
         self._check_whole()
-        ids = proposal.anchor
+        ids = mx.array([proposal.pending], dtype=mx.int32)
         if proposal.drafted is not None:
             ids = mx.concatenate([ids, proposal.drafted.ids])
         with self._or_broken():
             result = self._target.forward(ids, revocable=True)
-            outcome = self._chooser.judge(self._target.logits(result.hidden), proposal.drafted)
+            logits = self._penalised(self._target.logits(result.hidden), ids)
+            outcome = self._chooser.judge(logits, proposal.drafted)
             # Submitted with the outcome, so that the state is ready when the next round begins.
             state = self._target.history.arrays()
             submit(outcome, *([] if result.features is None else [result.features]), *state)
             accepted, chosen, *drafted = read_ints(outcome)
-            self._block = _Block(proposal.rows, result.features)
+            self._block = _Block((proposal.pending, *drafted), result.features)
             self._last = None
         return Verdict(tuple(drafted), accepted, chosen)
 
@@ -166,15 +177,16 @@ class MlxBackend:
         """Keep the first rows of the block; their features become draft context."""
         block = self._block
         assert block is not None, "commit without verify"
-        assert 1 <= keep <= block.rows, f"keep {keep} of {block.rows} rows"
+        assert 1 <= keep <= len(block.ids), f"keep {keep} of {len(block.ids)} rows"
         self._block = None
         history = self._target.history
         with self._or_broken():
             history.commit(self.position + keep)
+            self._ids += block.ids[:keep]
             if self._draft is None or block.features is None:
                 return
             self._pending.append(block.features[:keep])
-            if block.rows > 1 or self._pending_rows >= PENDING_ROWS:
+            if len(block.ids) > 1 or self._pending_rows >= PENDING_ROWS:
                 self._project(self._draft)
             submit(self._state())
 
@@ -248,6 +260,12 @@ class MlxBackend:
         except BaseException:
             self._broken, self._block = True, None
             raise
+
+    def _penalised(self, logits: mx.array, block: mx.array | None = None) -> mx.array:
+        if self._penalties is None:
+            return logits
+        prompt, answer = self._ids[: self._answer_from], self._ids[self._answer_from :]
+        return self._penalties.apply(logits, prompt, answer, block)
 
     def _check_whole(self) -> None:
         assert self._block is None, "a block is open: commit first"

@@ -10,15 +10,15 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from dflash_local.errors import OptionError
-from dflash_local.sampling import SamplingParams
-
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Ids of a draft's slots, ``[count]``."""
+    """Ids of a draft's slots, and how they were chosen."""
 
     ids: mx.array
+    """``[count]``"""
+    q: mx.array | None = None
+    """The distributions ``[count, vocab]`` that they were drawn from; None for the best ids."""
 
 
 class Chooser(Protocol):
@@ -56,20 +56,3 @@ class Greedy:
         right = (best[:-1] == drafted.ids).astype(mx.int32)
         accepted = mx.cumprod(right).sum(keepdims=True).astype(mx.int32)
         return mx.concatenate([accepted, mx.take(best, accepted), drafted.ids])
-
-
-def chooser(sampling: SamplingParams) -> Chooser:
-    """The way that ``sampling`` asks for.
-
-    Raises:
-        OptionError: a field is set that cannot be honoured.
-    """
-    if not sampling.greedy:
-        raise OptionError(
-            "Sampling is not available on this backend.", "Leave the temperature at 0."
-        )
-    if sampling.penalised:
-        raise OptionError(
-            "Penalties are not available on this backend.", "Leave the penalties out."
-        )
-    return Greedy()

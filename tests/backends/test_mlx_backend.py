@@ -74,7 +74,19 @@ def _modules() -> list[Any]:
     return [mlx_backend, mlx_draft, mlx_pair]
 
 
-def test_a_round_waits_once(backend: MlxBackend, waits: Counter[str]) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01),
+        SamplingParams(temperature=0.8, repetition_penalty=1.2, frequency_penalty=0.1),
+    ],
+    ids=["greedy", "sampled", "penalised"],
+)
+def test_a_round_waits_once(
+    backend: MlxBackend, waits: Counter[str], sampling: SamplingParams
+) -> None:
+    backend.configure(sampling)
     backend.extend(PROMPT)
     pending = backend.sample()
     assert waits["tolist"] == 1, "the counter counts"
