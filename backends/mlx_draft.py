@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from dflash_local.draft_config import DraftConfig
 
+from .mlx_attention import attention
 from .mlx_cache import FullCache, WindowCache
 from .mlx_choice import Chooser, Drafted
 from .mlx_host import wait
@@ -185,9 +186,7 @@ class MlxDraft:
         keys = self._rope(self._rms(keys, layer.k_norm), cache.offset)
         # Block rows are written behind the context and never counted.
         keys, values = cache.peek(keys, values)
-        out = mx.fast.scaled_dot_product_attention(
-            query, keys, values, scale=config.head_dim**-0.5, mask=mask
-        )
+        out = attention(query, keys, values, config.head_dim**-0.5, mask)
         return layer.out(out.transpose(0, 2, 1, 3).reshape(rows, -1))
 
     def _mask(self, rows: int, cache: FullCache | WindowCache, causal: bool) -> mx.array | None:

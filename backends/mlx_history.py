@@ -33,7 +33,8 @@ class History:
     def __init__(self, make: Callable[[], Sequence[LayerCache]]) -> None:
         self._make = make
         self._marks: list[_Mark] = []
-        self._prefilling = False
+        self._marked = False
+        """Whether the running prefill has its mark already."""
         self.layers: Sequence[LayerCache] = make()
         self.position = 0
 
@@ -44,29 +45,27 @@ class History:
 
     def advance(self, rows: int) -> None:
         """Count rows that a forward has written and nobody will take back."""
-        self.commit(self.position + rows)
-        self._prefilling = True
+        self._commit(self.position + rows)
 
     def commit(self, length: int) -> None:
         """Keep what a forward has written up to ``length``."""
-        for layer in self.layers:
-            layer.commit(length)
-        self.position = length
-        self._prefilling = False
+        self._commit(length)
+        self._marked = False
 
     def mark(self) -> None:
         """Save the state here. One prefill holds one mark, the newest."""
-        if self._prefilling and self._marks:
+        if self._marked:
             self._marks.pop()
         mark = _Mark(self.position, tuple(layer.save() for layer in self.layers))
         self._marks = [*self._marks, mark][-MARKS:]
+        self._marked = True
         submit(mark.saved)
 
     def rewind(self, position: int) -> int:
         """Go back to at most ``position``: exactly there, to a mark before it, or to 0."""
         position = min(position, self.position)
         self._marks = [mark for mark in self._marks if mark.position <= position]
-        self._prefilling = False
+        self._marked = False
         if position > 0 and all(layer.reaches(position) for layer in self.layers):
             return self._restore(position, (None,) * len(self.layers))
         if self._marks:
@@ -76,6 +75,7 @@ class History:
     def reset(self) -> int:
         """Forget everything, also what a failed forward left behind."""
         self._marks.clear()
+        self._marked = False
         self.layers, self.position = self._make(), 0
         return 0
 
@@ -87,6 +87,11 @@ class History:
     def bytes(self) -> int:
         """Size of the caches, saved states left out."""
         return sum(a.nbytes for a in self.arrays())
+
+    def _commit(self, length: int) -> None:
+        for layer in self.layers:
+            layer.commit(length)
+        self.position = length
 
     def _restore(self, position: int, saved: Sequence[Any]) -> int:
         for layer, state in zip(self.layers, saved, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mlx.core")
@@ -15,7 +16,7 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-from dflash_local.backends import mlx_host
+from dflash_local.backends import mlx_attention, mlx_host
 from dflash_local.backends.mlx_backend import MlxBackend
 from dflash_local.backends.mlx_layers import LayeredTarget
 from dflash_local.backends.mlx_load import open_pair
@@ -211,3 +212,25 @@ def test_plain_rounds_keep_features_for_the_draft_in_bounds(backend: MlxBackend)
     backend.extend((5,))
     assert backend.coverage.pending == 0
     assert backend.coverage.draft == 11
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_in_narrow_calls_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    query = mx.random.normal((1, 8, 16, 8), key=mx.random.key(0))
+    keys = mx.random.normal((1, 2, 50, 8), key=mx.random.key(1))
+    mask = (mx.arange(50)[None] < mx.arange(34, 50)[:, None]) if masked else None
+    whole = mlx_attention.attention(query, keys, keys, 0.3, mask)
+    monkeypatch.setattr(mlx_attention, "LONG", 10)
+    split = mlx_attention.attention(query, keys, keys, 0.3, mask)
+    np.testing.assert_allclose(np.array(whole), np.array(split), atol=1e-5)
+
+
+def test_time_and_memory_of_a_round_do_not_grow_with_its_number(backend: MlxBackend) -> None:
+    backend.extend(PROMPT)
+    pending, sizes = backend.sample(), []
+    while backend.position < 240:
+        pending = one_round(backend, pending, 3).next
+        sizes.append(sum(a.size for a in backend._state()))
+    assert len(set(sizes)) == 1, "buffers grow in steps, never by the round"

@@ -152,13 +152,19 @@ def test_rewind_reaches_what_it_says(name: str, open_target: Opener) -> None:
 def test_a_recurrent_target_goes_back_to_just_before_the_prompts_end(
     name: str, open_target: Opener
 ) -> None:
-    truth = [*PROMPT, *plain(open_target(None), PROMPT, 120)]
+    truth = [*PROMPT, *plain(open_target(None), PROMPT, 220)]
     backend = open_target(scripted(truth))
     backend.extend(truth[:100])
     pending = backend.sample()
     for _ in range(4):
         pending = one_round(backend, pending, 5).next
-    reached = backend.rewind(95)
+    start = backend.position
+    backend.extend(truth[start : start + 40])  # the second turn
+    backend.extend(truth[start + 40 : start + 80])
+    if name in RECURRENT:
+        assert backend.rewind(start + 79) == start + 64
+        assert backend.rewind(start + 60) == 84, "one mark per prefill, the first one's is left"
+    reached = backend.rewind(95 if name not in RECURRENT else 84)
     assert reached == (84 if name in RECURRENT else 95)
     backend.extend(truth[reached:100])
     assert backend.sample() == truth[100]
