@@ -124,9 +124,66 @@ class _TorchProbe:
         return np.asarray(self._draft.context(layer)[1])
 
 
+class MlxKit:
+    """MLX on whatever device it finds."""
+
+    name = "mlx"
+
+    def open(self, target: Path, draft: Path | None, options: Options) -> Backend:
+        """Load through mlx_load."""
+        from dflash_local.backends.mlx_load import open_pair
+
+        backend: Backend = open_pair(target, draft, options, lambda step: None)
+        return backend
+
+    def draft(
+        self, config: DraftConfig, weights: Mapping[str, Array], embed: Array, head: Array
+    ) -> DraftProbe:
+        """An MlxDraft."""
+        return _MlxProbe(config, weights, embed, head)
+
+
+class _MlxProbe:
+    def __init__(
+        self, config: DraftConfig, weights: Mapping[str, Array], embed: Array, head: Array
+    ) -> None:
+        import mlx.core as mx
+
+        from dflash_local.backends.mlx_draft import MlxDraft
+
+        rows, matrix = mx.array(embed), mx.array(head)
+        placed = {name: mx.array(array) for name, array in weights.items()}
+        self._draft = MlxDraft(
+            config, placed, lambda ids: rows[ids], lambda states: states @ matrix.T
+        )
+
+    def append(self, features: Array) -> None:
+        import mlx.core as mx
+
+        self._draft.append(mx.array(features))
+
+    def hidden(self, block: list[int]) -> Array:
+        import mlx.core as mx
+
+        return np.asarray(self._draft.hidden(mx.array(block)))
+
+    def logits(self, anchor: int, count: int) -> Array:
+        import mlx.core as mx
+
+        return np.asarray(self._draft.scores(mx.array([anchor]), count))
+
+    def keys(self, layer: int) -> Array:
+        return np.asarray(self._draft.context(layer)[0][0])
+
+    def values(self, layer: int) -> Array:
+        return np.asarray(self._draft.context(layer)[1][0])
+
+
 def model_kits() -> list[Kit]:
     """The kits of the backends installed here."""
     kits: list[Kit] = []
     if find_spec("torch"):
         kits.append(TorchKit())
+    if find_spec("mlx") and find_spec("mlx_lm"):
+        kits.append(MlxKit())
     return kits

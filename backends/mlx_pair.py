@@ -1,0 +1,176 @@
+"""Builds a backend from a target's folder and a draft's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from dflash_local.backend import BackendInfo
+from dflash_local.draft_config import DraftConfig, read_draft_config
+from dflash_local.errors import DraftMismatch, OptionError, WeightsError
+from dflash_local.events import LoadProgress
+from dflash_local.weights import check_draft, read_json, refuse_own_code
+
+from .mlx_backend import MlxBackend
+from .mlx_draft import MlxDraft
+from .mlx_host import wait
+from .mlx_layers import LayeredTarget, known
+from .mlx_plain import PlainTarget, unrevocable_kinds
+from .mlx_target import Target
+from .mlx_weights import (
+    check_options,
+    describe_quantization,
+    draft_dtype,
+    load_draft,
+    load_target,
+)
+
+if TYPE_CHECKING:
+    from .mlx_load import LoadOptions
+
+DEFAULT_CONTEXT = 8192
+"""Positions where a target's config does not say."""
+
+
+def open_mlx(
+    target_dir: Path,
+    draft_dir: Path | None,
+    options: LoadOptions,
+    progress: Callable[[LoadProgress], None],
+) -> MlxBackend:
+    """As ``mlx_load.open_pair``, once MLX is known to be there."""
+    check_options(options)
+    steps = 3 if draft_dir else 2
+    progress(LoadProgress("checking files", 0, steps))
+    draft_config = None if draft_dir is None else _draft_config(draft_dir)
+    model, config = load_target(target_dir, options)
+    context = _context(config, options.context)
+    target: Target
+    draft: MlxDraft | None = None
+    if draft_dir is not None and draft_config is not None:
+        layered = _tapped(model, config, draft_config)
+        progress(LoadProgress("loading the target", 1, steps))
+        wait(model.parameters())
+        progress(LoadProgress("loading the draft", 2, steps))
+        draft = _draft(draft_dir, draft_config, layered, options.draft_bits)
+        target = layered
+    else:
+        target = LayeredTarget(model, config) if known(config) else PlainTarget(model, config)
+        progress(LoadProgress("loading the target", 1, steps))
+        wait(model.parameters())
+    progress(LoadProgress("ready", steps, steps))
+    info = BackendInfo(
+        backend="mlx",
+        target=target_dir.name,
+        draft=None if draft_dir is None else draft_dir.name,
+        device=_device(),
+        dtype=_name(target.dtype),
+        quantization=describe_quantization(config),
+        vocab_size=target.vocab_size,
+        block_size=1 if draft_config is None else draft_config.block_size,
+        context=context,
+        stop_ids=_stop_ids(target_dir, config),
+        versions=(("mlx", version("mlx")), ("mlx-lm", version("mlx-lm"))),
+        kernels=_kernels(target, draft, options.draft_bits),
+    )
+    return MlxBackend(target, draft, info, cache_limit=_cache_limit())
+
+
+def _draft_config(folder: Path) -> DraftConfig:
+    """The draft's numbers, once it is known to be of a kind that this backend runs."""
+    refuse_own_code(read_json(folder / "config.json"), folder)
+    config = read_draft_config(folder)
+    if config.v2 is not None:
+        raise WeightsError(
+            f"{folder} holds a DFlash 2 draft, which the MLX backend does not run yet.",
+            "Choose a DFlash draft.",
+        )
+    if config.draft_vocab_size is not None:
+        raise WeightsError(
+            f"{folder} holds a draft with a reduced vocabulary, which the MLX backend does not "
+            "run yet.",
+            "Choose a draft that shares the target's vocabulary.",
+        )
+    check_draft(folder, config)
+    return config
+
+
+def _tapped(model: Any, config: Mapping[str, Any], draft: DraftConfig) -> LayeredTarget:
+    """The target with the draft's taps, if both fit each other."""
+    if not known(config):
+        kinds = unrevocable_kinds(model)
+        why = f" keeps {', '.join(kinds)}, which" if kinds else ""
+        raise DraftMismatch(
+            f"The target ({config.get('model_type')}){why} cannot be rolled back after a refused "
+            "draft on MLX.",
+            "Load it without a draft: plain decoding works.",
+        )
+    target = LayeredTarget(model, config, draft.target_layer_ids)
+    draft.check_target(
+        hidden_size=target.hidden_size,
+        layers=target.depth,
+        embedding_rows=target.embedding_rows,
+    )
+    return target
+
+
+def _draft(folder: Path, config: DraftConfig, target: LayeredTarget, bits: int | None) -> MlxDraft:
+    """The draft, over its own embedding and head where it has them, else the target's."""
+    architecture = str(mx.device_info().get("architecture", ""))
+    weights = load_draft(folder, draft_dtype(architecture, bits, target.dtype))
+    rows, matrix = weights.get("embed_tokens.weight"), weights.get("lm_head.weight")
+    return MlxDraft(
+        config,
+        weights,
+        target.embed if rows is None else lambda ids: rows[ids],
+        target.head if matrix is None else lambda states: states @ matrix.T,
+        bits,
+    )
+
+
+def _context(config: Mapping[str, Any], asked: int | None) -> int:
+    text = config.get("text_config") or config
+    limit = int(text.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    if asked is None:
+        return limit
+    if not 1 <= asked <= limit:
+        raise OptionError(f"The context is {asked}, the model holds 1 to {limit} tokens.")
+    return asked
+
+
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every end-of-sequence id of the generation config, else of the model's config."""
+    path = folder / "generation_config.json"
+    text = config.get("text_config") or {}
+    sources = [read_json(path) if path.is_file() else {}, config, text]
+    found: Any = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), ())
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def _device() -> str:
+    info = mx.device_info()
+    return str(info.get("device_name") or info.get("architecture") or mx.default_device())
+
+
+def _kernels(target: Target, draft: MlxDraft | None, bits: int | None) -> tuple[str, ...]:
+    kernels = ["metal" if mx.metal.is_available() else "cpu"]
+    if not isinstance(target, LayeredTarget):
+        kernels.append("whole-model forward, plain decoding only")
+    if draft is not None and bits is not None:
+        kernels.append(f"draft packed to {bits} bits, {_name(draft.dtype)} activations")
+    return tuple(kernels)
+
+
+def _name(dtype: mx.Dtype) -> str:
+    names = {mx.float32: "fp32", mx.bfloat16: "bf16", mx.float16: "fp16"}
+    return names.get(dtype, str(dtype))
+
+
+def _cache_limit() -> int:
+    """Bytes of freed memory to keep for reuse: a quarter of what the GPU should use, or 4 GB."""
+    quarter = int(mx.device_info().get("max_recommended_working_set_size", 0)) // 4
+    return min(quarter or 1 << 30, 4 << 30)
