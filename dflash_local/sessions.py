@@ -125,6 +125,16 @@ class SessionStore:
             path = self.folder / f"{stem}-{number}.jsonl"
         return Session(path, conversation, model)
 
+    def fork(self, conversation: Conversation, turns: int, model: str) -> Session:
+        """A copy of the first turns as a session of its own."""
+        copy = Conversation(
+            conversation.system,
+            [Turn(list(turn.versions), turn.shown) for turn in conversation.turns[:turns]],
+        )
+        session = self.create(copy, model)
+        _rewrite(session.path, copy, model)
+        return session
+
     def open(self, path: Path) -> Session:
         """Read a session and make it ready to go on.
 
