@@ -69,7 +69,6 @@ class Registry:
                 action.title,
                 show=False,
                 id=action.id,
-                priority=where == "chat",
             )
             for action in self.actions
             if action.keys and action.where == where

@@ -5,16 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from textual.app import App
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+from textual.theme import Theme
 
-from dflash_local.errors import DflashError
+from dflash_local.chat import Conversation
+from dflash_local.errors import DflashError, NotDownloaded
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
+from dflash_local.sessions import Session, SessionStore
 
-from .chat_screen import ChatScreen
+from .chat_screen import ChatScreen, Look
+from .commands import REGISTRY
+from .help import keys_name
+from .settings import load_settings
+from .visible import visible
 
 EXIT_INTERRUPTED = 130
 
@@ -28,8 +38,13 @@ class Options:
     ascii: bool = False
     mouse: bool = True
     inline: bool = False
+    resume: bool = False
+    """Go on with the latest chat."""
+    system: str = ""
     prompt: str = ""
     """Sent at the start."""
+    screenshot: str = ""
+    """A file for a picture of the first answer, after which the app leaves."""
 
 
 class DflashApp(App[int]):
@@ -38,14 +53,74 @@ class DflashApp(App[int]):
     TITLE = "dflash-chat"
     CSS_PATH = "app.tcss"
 
-    def __init__(self, service: Service, pair: str, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        pair: str,
+        options: Options | None = None,
+        openers: Callable[[str], ServiceOpener] | None = None,
+    ) -> None:
         super().__init__()
-        self.options = options or Options()
-        self.chat_screen = ChatScreen(service, pair=pair, low_bandwidth=self.options.low_bandwidth)
+        self.options = options = options or Options()
+        self.settings = load_settings()
+        self.set_keymap(self.settings.keymap)
+        look = Look(options.low_bandwidth, options.ascii)
+        self.chat_screen = ChatScreen(
+            service,
+            pair=pair,
+            settings=self.settings,
+            look=look,
+            session=first_session(pair, options),
+            openers=openers,
+        )
 
     def get_default_screen(self) -> ChatScreen:
         """The chat."""
         return self.chat_screen
+
+    async def on_mount(self) -> None:
+        """Take the theme that was chosen, and remember the next choice."""
+        if self.settings.theme in self.available_themes:
+            self.theme = self.settings.theme
+        self.theme_changed_signal.subscribe(self, self._theme_changed)
+        if self.options.prompt:
+            self.call_after_refresh(self.chat_screen.send, self.options.prompt)
+        if self.options.screenshot:
+            self.set_interval(0.5, self._take_picture)
+
+    def on_unmount(self) -> None:
+        """Keep the settings."""
+        self.settings.save()
+        self.chat_screen.session.close()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every action of the registry, and what Textual offers."""
+        if screen is self.chat_screen:
+            for action in REGISTRY.actions:
+                if action.palette and action.where == "chat":
+                    run = partial(self.chat_screen.action_run, action.id)
+                    words = keys_name(action.keys) if action.keys else action.usage
+                    yield SystemCommand(action.title, words, run)
+        yield from super().get_system_commands(screen)
+
+    def _theme_changed(self, theme: Theme) -> None:
+        self.settings.theme = theme.name
+
+    def _take_picture(self) -> None:
+        answer = self.chat_screen.chat.last
+        if answer is not None and not self.chat_screen.generating:
+            target = Path(self.options.screenshot).expanduser().absolute()
+            self.save_screenshot(target.name, str(target.parent))
+            self.exit()
+
+
+def first_session(pair: str, options: Options) -> Session:
+    """The latest chat where it is asked for and there is one, else a new one."""
+    store = SessionStore()
+    latest = store.latest() if options.resume else None
+    if latest is not None:
+        return store.open(latest)
+    return store.create(Conversation(options.system), pair)
 
 
 def wants_plain() -> bool:
@@ -57,16 +132,38 @@ def wants_plain() -> bool:
     )
 
 
-def run(opener: ServiceOpener, pair: str, options: Options) -> int:
+def run(
+    opener: ServiceOpener,
+    pair: str,
+    options: Options,
+    openers: Callable[[str], ServiceOpener] | None = None,
+) -> int:
     """Chat until the user leaves; the engine runs in a process of its own meanwhile."""
     with Service(opener) as service:
         if options.plain:
             from .plain import PlainChat
 
-            return PlainChat(service, pair, sys.stdin, sys.stdout).run(options.prompt)
-        app = DflashApp(service, pair, options)
-        app.run(mouse=options.mouse, inline=options.inline, inline_no_clear=options.inline)
+            session = first_session(pair, options)
+            return PlainChat(service, pair, session, sys.stdin, sys.stdout).run(options.prompt)
+        app = DflashApp(service, pair, options, openers)
+        app.run(
+            mouse=options.mouse,
+            inline=options.inline,
+            inline_no_clear=options.inline,
+            headless=bool(options.screenshot),
+            size=(100, 32) if options.screenshot else None,
+        )
+        _say_goodbye(app)
         return app.return_code or 0
+
+
+def _say_goodbye(app: DflashApp) -> None:
+    """The full screen hides what was said; leave the last reply on the terminal."""
+    session, answer = app.chat_screen.session, app.chat_screen.chat.last
+    if answer is not None and not app.options.inline and answer.text:
+        print(visible(answer.text).rstrip())  # noqa: T201
+    if session.path.exists():
+        print(f"Saved in {session.path} · dflash-chat --continue goes on")  # noqa: T201
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,6 +181,9 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--low-bandwidth", action="store_true", help="redraw four times a second")
     root.add_argument("--ascii", action="store_true", help="no block characters")
     root.add_argument("--inline", action="store_true", help="below the prompt (experimental)")
+    root.add_argument("--continue", dest="resume", action="store_true", help="the latest chat")
+    root.add_argument("--system", default="", help="the system prompt")
+    root.add_argument("--screenshot", default="", metavar="SVG", help="picture of one answer")
     root.add_argument("--version", action="store_true", help="print the version and leave")
     return root
 
@@ -97,24 +197,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dflash-chat {__version__}")  # noqa: T201
         return 0
     options = Options(
-        plain=args.plain or wants_plain(),
+        plain=args.plain or (wants_plain() and not args.screenshot),
         low_bandwidth=args.low_bandwidth,
         ascii=args.ascii,
         mouse=not args.no_mouse,
         inline=args.inline,
+        resume=args.resume,
+        system=args.system,
         prompt=args.prompt,
+        screenshot=args.screenshot,
     )
     try:
-        from dflash_local.select import LoadOptions, PairOpener
-
-        opener = PairOpener(
-            args.model,
-            draft=args.draft,
-            options=LoadOptions(backend=args.backend, context=args.context),
-        )
-        return run(opener, args.model, options)
+        return _chat(args, options)
     except DflashError as error:
         print(f"dflash-chat: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _chat(args: argparse.Namespace, options: Options) -> int:
+    from dflash_local.registry import locate
+    from dflash_local.select import LoadOptions, PairOpener, backend_name
+
+    load = LoadOptions(backend=args.backend, context=args.context)
+    backend = backend_name(args.backend)
+
+    def openers(model: str, draft: str | None = None) -> ServiceOpener:
+        locate(model, None if draft == "none" else draft, backend=backend)
+        return PairOpener(model, draft, load)
+
+    try:
+        opener = openers(args.model, args.draft)
+    except NotDownloaded:
+        if options.plain or options.screenshot:
+            raise
+        opener = PairOpener(args.model, args.draft, load)  # the screen offers the download
+    return run(opener, args.model, options, openers)

@@ -12,8 +12,13 @@ from functools import partial
 from itertools import pairwise
 
 from markdown_it import MarkdownIt
+from textual import events
+from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.widgets import Markdown
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Markdown, Static
+from textual.widgets.markdown import MarkdownFence
 
 from .blocks import BlockScanner
 from .plain_text import PlainText
@@ -26,19 +31,59 @@ HUGE = 24_000
 _parser = partial(MarkdownIt, "gfm-like", {"html": False, "linkify": False})
 
 
+class CopyLine(Static):
+    """Under a code block; a click copies it."""
+
+    DEFAULT_CSS = "CopyLine { height: 1; width: auto; padding: 0 2; color: $text-muted; }"
+
+    def on_click(self, event: events.Click) -> None:
+        """Ask for the copy."""
+        event.stop()
+        fence = self.parent
+        if isinstance(fence, CodeBlock):
+            self.post_message(CopyCode(fence.code))
+
+
+class CopyCode(Message):
+    """A code block is to be copied."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self.code = code
+
+
+class CodeBlock(MarkdownFence):
+    """A fence with a line to click."""
+
+    def compose(self) -> ComposeResult:
+        """The code and the line."""
+        yield from super().compose()
+        yield CopyLine(Content(f"{visible(self.lexer)} · click to copy".removeprefix(" · ")))
+
+
+class ReplyMarkdown(Markdown):
+    """Markdown with code blocks that can be copied."""
+
+    BLOCKS = {  # noqa: RUF012
+        **Markdown.BLOCKS,
+        "fence": CodeBlock,
+        "code_block": CodeBlock,
+    }
+
+
 class Body(Vertical):
     """Grows by ``append`` and is put in order by ``finish``."""
 
     DEFAULT_CSS = """
     Body { height: auto; }
-    Body > Markdown { padding: 0 2; margin: 0; }
+    Body > ReplyMarkdown { padding: 0 2; margin: 0; }
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._scanner = BlockScanner()
         self._length = 0
-        self._markdown: Markdown | None = None
+        self._markdown: ReplyMarkdown | None = None
         self._tail: PlainText | None = None
         self._block_start = 0
         """Where the block begins whose end the tail shows."""
@@ -70,7 +115,7 @@ class Body(Vertical):
             await self.mount(PlainText(text))
         else:
             if self._markdown is None:
-                self._markdown = Markdown(parser_factory=_parser, open_links=False)
+                self._markdown = ReplyMarkdown(parser_factory=_parser, open_links=False)
                 await self.mount(self._markdown)
             await self._markdown.append(text)
 

@@ -1,12 +1,11 @@
-"""ChatScreen: the transcript, the prompt and the status line, and the pace of redrawing."""
+"""ChatScreen: transcript, prompt and status line, and what happens between them."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import ClassVar, Literal
 
@@ -18,37 +17,43 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.worker import Worker
 
-from dflash_local.backend import BackendInfo
-from dflash_local.chat import Chat, ChatOptions, Conversation
-from dflash_local.errors import DflashError, OptionError
-from dflash_local.events import Event, Piece
+from dflash_local.backend import BackendInfo, MemoryFigures
+from dflash_local.chat import Chat, Conversation
+from dflash_local.errors import DflashError, NotDownloaded
+from dflash_local.events import Event, Prefill, Round
+from dflash_local.history import PromptHistory
 from dflash_local.service import Service
-from dflash_local.stats import DraftStats
+from dflash_local.service_wire import ServiceOpener
+from dflash_local.sessions import Session, SessionStore
 
 from . import figures, messages
-from .client import Client, Update
-from .commands import REGISTRY
+from .answering import Answering
+from .body import CopyCode
+from .client import Update
+from .commands import REGISTRY, copy_text
 from .loader import Loader
 from .loading import LoadingCard
 from .prompt import Prompt
 from .reply import Reply
-from .ribbon import Cell
+from .settings import Settings
+from .stats_panel import PanelValues, StatsPanel
 from .status_line import Status, StatusLine
 from .transcript import Note, Transcript, UserMessage
 from .visible import visible
 
-PERIOD = 0.11
-"""Seconds between redraws while text comes."""
-SLOW_PERIOD = 0.25
-"""The same when a redraw takes long, or over a slow line."""
-BUSY = 0.04
-"""Seconds of one redraw above which they get rarer."""
-UNSEEN_PERIOD = 0.5
-"""The same while the user reads further up."""
-QUIT_S = 2.0
-_CELLS = 400
+HINT = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help · Ctrl+C twice quits"
+SWAPPED_HINT = HINT.replace("Enter send · Ctrl+J new line", "Ctrl+J send · Enter new line")
+ALARM = "The draft is not helping here (τ below 1.3 over 40 rounds). /block off decodes plainly."
+TWICE_S = 2.0
+"""Seconds within which a second press counts."""
 
-HINT = "Enter send · Ctrl+J new line · Esc stop · Ctrl+P all commands · Ctrl+C twice quits"
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the screen is drawn, apart from the theme."""
+
+    low_bandwidth: bool = False
+    ascii_only: bool = False
 
 
 class ChatScreen(Screen[None]):
@@ -56,56 +61,82 @@ class ChatScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [*REGISTRY.bindings("chat")]
     AUTO_FOCUS = "Prompt"
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
-        (80, "-normal"),
-        (110, "-wide"),
-    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-normal"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012
 
-    def __init__(self, service: Service, *, pair: str, low_bandwidth: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        pair: str,
+        settings: Settings,
+        look: Look,
+        session: Session | None = None,
+        openers: Callable[[str], ServiceOpener] | None = None,
+    ) -> None:
         super().__init__()
         self.service = service
         self.pair = pair
-        self.chat = Chat(service, model=pair)
-        self.client = Client()
+        self.settings = settings
+        self.openers = openers
+        """Makes the loader of a pair by name; None where the model cannot be switched."""
+        self.store = SessionStore()
+        self.history = PromptHistory()
+        self.session = session or self.store.create(Conversation(), pair)
+        self.previous: Session | None = None
+        """The chat before the last new one."""
+        self.chat = Chat(service, self.session.conversation, model=pair, record=self.session)
+        self.answering = Answering(self, low_bandwidth=look.low_bandwidth)
         self.loader = Loader(service, self)
         self.info: BackendInfo | None = None
+        self.memory: MemoryFigures | None = None
+        self.memory_before: MemoryFigures | None = None
+        """Before the model was switched."""
+        self.estimated = True
+        """Whether the plain speed comes from the short timing after the load."""
+        self.editing = False
+        """The next message takes the place of the last one."""
         self.transcript = Transcript()
         self.prompt = Prompt()
-        self.status_line = StatusLine()
-        self.stats = DraftStats()
-        self.cells: deque[Cell] = deque(maxlen=_CELLS)
+        self.status_line = StatusLine(ascii_only=look.ascii_only)
+        self.panel = StatsPanel(settings.panel, ascii_only=look.ascii_only)
         self.queued: deque[UserMessage] = deque()
-        self._hint = Static(Content(HINT), id="hint")
+        self.completions = Static(id="completions")
+        self._hint = Static(id="hint")
         self._below = Static(Content("new text below · End"), id="below")
-        self._period = SLOW_PERIOD if low_bandwidth else PERIOD
-        self._reply: Reply | None = None
-        self._waiting: list[Piece] = []
         self._status = Status(state="loading", pair=pair)
-        self._quit_armed = 0.0
-        self._pump_worker: Worker[None] | None = None
+        self._armed: dict[str, float] = {}
+        self._worker: Worker[None] | None = None
+        self._after_load: Callable[[], Iterator[Event]] | None = None
 
     def compose(self) -> ComposeResult:
         """Transcript above, prompt and status below."""
         yield self.transcript
         yield self._below
+        yield self.panel
+        yield self.completions
         yield self.prompt
         yield self._hint
         yield self.status_line
+        yield Static(Content("A little more room, please."), id="small")
 
     async def on_mount(self) -> None:
-        """Watch the load."""
-        await self.transcript.add(LoadingCard(self.pair))
-        self._draw_status()
-        self.loader.start()
+        """Show what was saved, watch the load."""
+        self.apply_settings()
+        await self.transcript.show(self.chat.conversation)
+        await self.watch_load()
 
     # -- state
 
     @property
     def generating(self) -> bool:
         """An answer is being written."""
-        return self._reply is not None
+        return self._worker is not None
+
+    @property
+    def following(self) -> bool:
+        """Whether the end of the chat is in view."""
+        return self.transcript.following
 
     def focused_reply(self) -> Reply | None:
         """The reply with the focus, else the last one."""
@@ -114,15 +145,39 @@ class ChatScreen(Screen[None]):
         replies = self.query(Reply)
         return replies.last() if replies else None
 
+    def apply_settings(self) -> None:
+        """Bring the settings to bear."""
+        self.prompt.enter_sends = self.settings.enter_sends
+        keymap = self.settings.keymap
+        if "prompt.send" in keymap:
+            self.prompt.send_keys = set(keymap["prompt.send"].split(","))
+        if "prompt.newline" in keymap:
+            self.prompt.newline_keys = set(keymap["prompt.newline"].split(","))
+        self.hint()
+
+    def hint(self, text: str = "", *, alarm: bool = False) -> None:
+        """Put a line under the prompt; the usual one by default."""
+        usual = HINT if self.settings.enter_sends else SWAPPED_HINT
+        self._hint.update(Content(visible(text or usual)))
+        self._hint.set_class(alarm, "alarm")
+
+    def twice(self, what: str, words: str) -> bool:
+        """Whether this is the second press within a moment; the first one is told."""
+        if monotonic() - self._armed.get(what, 0.0) < TWICE_S:
+            return True
+        self._armed[what] = monotonic()
+        self.hint(words)
+        self.set_timer(TWICE_S, self.hint)
+        return False
+
     # -- actions
 
     async def action_run(self, action_id: str) -> None:
-        """Run an action of the registry; its errors are told, not raised."""
-        action = REGISTRY[action_id]
-        await self.perform(action_id, action.argument)
+        """Run an action of the registry."""
+        await self.perform(action_id, REGISTRY[action_id].argument)
 
     async def perform(self, action_id: str, argument: str) -> None:
-        """Run an action with an argument."""
+        """Run an action with an argument; its errors are told, not raised."""
         try:
             result = REGISTRY[action_id].run(self, argument)
             if inspect.isawaitable(result):
@@ -134,121 +189,123 @@ class ChatScreen(Screen[None]):
         """A passing word to the user."""
         self.app.notify(visible(text), severity=severity, markup=False)
 
+    # -- sending
+
     @on(Prompt.Sent)
     async def _sent(self, event: Prompt.Sent) -> None:
         text = event.text
-        if text.startswith("/") and not text.startswith("//"):
-            try:
-                action, argument = REGISTRY.parse(text)
-            except DflashError as error:
-                self.prompt.set_text(text)
-                self.tell(str(error), severity="error")
-                return
-            await self.perform(action.id, argument)
+        self.history.add(text)
+        if not text.startswith("/") or text.startswith("//"):
+            await self.send(text[1:] if text.startswith("//") else text)
             return
-        await self.send(text[1:] if text.startswith("//") else text)
+        try:
+            action, argument = REGISTRY.parse(text)
+        except DflashError as error:
+            self.prompt.set_text(text)
+            self.tell(str(error), severity="error")
+            return
+        await self.perform(action.id, argument)
+
+    @on(Prompt.Browse)
+    def _browse(self, event: Prompt.Browse) -> None:
+        if event.direction < 0 and self.queued and not self.prompt.text:
+            message = self.queued.pop()
+            message.remove()
+            self.prompt.set_text(message.text)
+            return
+        text = self.history.move(event.direction, self.prompt.full_text)
+        if text is not None:
+            self.prompt.set_text(text)
+
+    @on(Prompt.Changed)
+    def _typed(self) -> None:
+        actions = REGISTRY.complete(self.prompt.text)[:8]
+        self.completions.set_class(bool(actions), "shown")
+        if actions:
+            lines = (f"{action.usage:<30} {action.title}" for action in actions)
+            self.completions.update(Content("\n".join(lines) + "\nTab completes"))
 
     async def send(self, text: str) -> None:
         """Send a message now, or queue it."""
         self.transcript.follow()
+        number = len(self.chat.conversation.turns)
         if self.generating or self.info is None:
-            message = UserMessage(text, queued=True)
+            message = UserMessage(number, text, queued=True)
             self.queued.append(message)
             await self.transcript.add(message)
             return
-        await self.transcript.add(UserMessage(text))
-        await self.answer(lambda: self.chat.send(text))
+        if self.editing:
+            self.editing = False
+            self.hint()
+            await self.again(lambda: self.chat.edit(text), text)
+            return
+        await self.transcript.add(UserMessage(number, text))
+        await self.answer(lambda: self.chat.send(text), number)
 
-    async def answer(self, make: Callable[[], Iterator[Event]], reply: Reply | None = None) -> None:
+    async def again(self, make: Callable[[], Iterator[Event]], text: str) -> None:
+        """Answer the last turn anew, in the place of what is shown of it."""
+        number = len(self.chat.conversation.turns) - 1
+        for widget in self.transcript.message_widgets():
+            if widget.turn == number and not widget.has_class("queued"):
+                await widget.remove()
+        await self.transcript.add(UserMessage(number, text))
+        if self.service.alive:
+            await self.answer(make, number)
+            return
+        self._after_load = make
+        await self.reload()
+
+    async def answer(
+        self, make: Callable[[], Iterator[Event]], turn: int, reply: Reply | None = None
+    ) -> None:
         """Start an answer, in a new reply or going on in one."""
         if self.loader.timing:
             self.service.stop()
         if reply is None:
-            reply = Reply()
+            reply = Reply(turn, tinted=self.transcript.tinted)
             await self.transcript.add(reply)
-        self._reply = reply
-        self.stats = DraftStats()
-        self.client.start(make)
+        self.hint()
         self.transcript.follow()
-        self._pump_worker = self.run_worker(self._pump(), group="pump")
+        self._worker = self.run_worker(self.answering.run(make, reply), group="answer")
 
     def stop(self) -> None:
         """Stop after the current round."""
         self.service.stop()
-        self._set_status(replace(self._status, state="stopping"))
+        self._show_status(replace(self._status, state="stopping"))
 
-    async def retry(self) -> None:
-        """Answer the last message once more."""
-        if not self.chat.conversation.turns:
-            raise OptionError("There is nothing to regenerate yet.", "Send a message first.")
-        if self.generating:
-            self.stop()
-            await self._pumping()
-        replies = self.query(Reply)
-        if replies:
-            await replies.last().remove()
-        if not self.service.alive:
-            self.service.reload()
-            await self.transcript.add(LoadingCard(self.pair))
-            self.info = None
-            self.loader.start()
-        await self.answer(self.chat.retry)
+    async def until_idle(self) -> None:
+        """Wait for the running answer to end."""
+        if self._worker is not None:
+            await self._worker.wait()
 
-    async def go_on(self) -> None:
-        """Let a stopped answer go on in its place."""
-        last = self.chat.last
-        replies = self.query(Reply)
-        if self.generating or last is None or not last.can_go_on or not replies:
-            raise OptionError("There is no stopped reply to continue.")
-        await self.answer(self.chat.go_on, replies.last())
-
-    async def new_chat(self) -> None:
-        """Begin a new conversation."""
-        system = self.chat.conversation.system
-        self.chat = Chat(
-            self.service, Conversation(system), options=self.chat.options, model=self.pair
-        )
-        await self.transcript.remove_children()
-        self.transcript.follow()
-
-    def set_block(self, argument: str) -> None:
-        """Rows per verify from the next answer on."""
-        most = self.info.block_size if self.info else 16
-        if argument in ("off", "0"):
-            block: int | None = 0
-        elif argument in ("", "auto"):
-            block = None
-        elif argument.isdigit() and int(argument) <= most:
-            block = int(argument)
-        else:
-            raise OptionError(f"Not a block size: {argument}.", f"Give 1 to {most}, or off.")
+    async def open_session(self, session: Session) -> None:
+        """Go on with another saved chat, or a new one."""
         options = self.chat.options
-        self.chat.options = ChatOptions(options.sampling, options.thinking, block)
-        self.tell(
-            "Plain decoding from the next answer on." if block == 0 else f"Block {block or most}."
+        plain = self.chat.plain_tok_s
+        self.session.close()
+        self.previous, self.session = self.session, session
+        self.chat = Chat(
+            self.service, session.conversation, options=options, model=self.pair, record=session
         )
-
-    def copy_selection(self) -> bool:
-        """Copy what is selected; False where nothing is."""
-        text = self.prompt.selected_text if self.prompt.has_focus else ""
-        text = text or self.get_selected_text() or ""
-        if not text:
-            return False
-        self.app.copy_to_clipboard(text)
-        self.tell(f"Copied {len(text)} characters.")
-        self.clear_selection()
-        return True
-
-    def arm_quit(self) -> None:
-        """Quit at the second press within two seconds."""
-        if monotonic() - self._quit_armed < QUIT_S:
-            self.app.exit()
-            return
-        self._quit_armed = monotonic()
-        self._hint.update(Content("Press Ctrl+C again to quit"))
-        self.set_timer(QUIT_S, lambda: self._hint.update(Content(HINT)))
+        self.chat.plain_tok_s = plain
+        self.editing = False
+        await self.transcript.show(session.conversation)
 
     # -- the load
+
+    async def watch_load(self) -> None:
+        """Show the progress of the load that is going on."""
+        self.info = None
+        await self.transcript.add(LoadingCard(self.pair))
+        self._show_status(Status(state="loading", pair=self.pair))
+        self.loader = Loader(self.service, self)
+        self.loader.start()
+
+    async def reload(self, opener: ServiceOpener | None = None) -> None:
+        """Start the engine process anew, perhaps with another pair."""
+        self.memory_before = self.memory
+        self.service.reload(opener)
+        await self.watch_load()
 
     @on(messages.LoadStep)
     def _load_step(self, event: messages.LoadStep) -> None:
@@ -259,121 +316,119 @@ class ChatScreen(Screen[None]):
     async def _loaded(self, event: messages.Loaded) -> None:
         self.info = info = event.info
         await self.query(LoadingCard).remove()
+        await self.query(".loaded").remove()
         draft = f" with {info.draft}" if info.draft else ", no draft"
         where = f"{info.backend} on {info.device}"
-        await self.transcript.mount(
-            Note(f"Ready: {info.target}{draft} · {where} · {figures.seconds(event.seconds)}"),
-            before=0,
-        )
-        self._set_status(
-            replace(self._status, state="ready", context=info.context, block=info.block_size)
-        )
-        await self._next()
+        words = f"Ready: {info.target}{draft} · {where} · {figures.seconds(event.seconds)}"
+        await self.transcript.mount(Note(words, classes="loaded"), before=0)
+        state = replace(self._status, state="ready", context=info.context, block=info.block_size)
+        self._show_status(state)
+        waiting, self._after_load = self._after_load, None
+        if waiting is not None:
+            await self.answer(waiting, len(self.chat.conversation.turns) - 1)
+        else:
+            await self._next()
 
     @on(messages.LoadFailed)
     async def _load_failed(self, event: messages.LoadFailed) -> None:
         await self.query(LoadingCard).remove()
+        self._show_status(replace(self._status, state="not loaded"))
         await self.transcript.add(Note(str(event.error), classes="error"))
-        self._set_status(replace(self._status, state="not loaded"))
+        if isinstance(event.error, NotDownloaded):
+            await self.perform("model.choose", "")
 
     @on(messages.PlainSpeed)
     def _plain_speed(self, event: messages.PlainSpeed) -> None:
         self.chat.plain_tok_s = event.tok_s
+        self.estimated = event.estimated
 
     @on(messages.MemoryRead)
-    def _memory_read(self, event: messages.MemoryRead) -> None:
-        self._set_status(replace(self._status, memory=event.memory.peak))
+    async def _memory_read(self, event: messages.MemoryRead) -> None:
+        self.memory = event.memory
+        before, self.memory_before = self.memory_before, None
+        if before is not None and before.peak:
+            words = f"Memory: {figures.gigabytes(before.peak)} before, "
+            self.tell(words + f"{figures.gigabytes(event.memory.peak)} now.")
+        self._show_status(replace(self._status, memory=event.memory.peak))
+        self._show_panel()
 
     # -- the answer
 
-    async def _pumping(self) -> None:
-        """Until the running answer is over."""
-        if self._pump_worker is not None:
-            await self._pump_worker.wait()
-
-    async def _pump(self) -> None:
-        """Redraw at a steady pace for as long as the answer lasts."""
-        while self.client.busy:
-            began = monotonic()
-            await self._apply(self.client.take())
-            took = monotonic() - began
-            period = SLOW_PERIOD if took > BUSY else self._period
-            await asyncio.sleep(max(0.02, period - took))
-
-    async def _apply(self, update: Update) -> None:
-        reply = self._reply
-        if reply is None:
+    def progressed(self, prefill: Prefill | None, rounds: tuple[Round, ...]) -> None:
+        """Figures of the running answer have changed."""
+        if prefill is not None and prefill.done < prefill.total and not rounds:
+            share = 100 * prefill.done // prefill.total
+            state = replace(self._status, state=f"reading prompt {share}%", position=prefill.done)
+            self._show_status(state)
+        if not rounds:
             return
-        self.stats.add_all(update.rounds)
-        self.cells.extend(
-            Cell(len(round_.tokens), round_.drafted, round_.accepted) for round_ in update.rounds
-        )
-        self._waiting.extend(update.pieces)
-        await self._show_text(reply)
-        if update.rounds:
-            self._live_status(update.rounds[-1].position)
-        elif update.prefill is not None and update.prefill.done < update.prefill.total:
-            share = 100 * update.prefill.done // max(1, update.prefill.total)
-            self._set_status(
-                replace(self._status, state=f"reading {share}%", position=update.prefill.done)
-            )
-        if update.ended:
-            await self._ended(reply, update)
-
-    async def _show_text(self, reply: Reply) -> None:
-        if self._waiting and (self.transcript.following or not self.generating):
-            pieces, self._waiting = self._waiting, []
-            await reply.write(pieces)
-
-    async def _ended(self, reply: Reply, update: Update) -> None:
-        pieces, self._waiting = self._waiting, []
-        await reply.write(pieces)
-        answer = self.chat.last
-        if answer is not None:
-            await reply.finish(answer, estimated=True)
-        if update.error is not None:
-            help_ = "" if self.service.alive else " Ctrl+R reloads and answers again."
-            reply.notice(f"{update.error}{help_}")
-        elif answer is not None and answer.can_go_on:
-            reply.notice("/continue goes on from here.")
-        self._set_status(replace(self._status, state=""))
-        self._reply = None
-        self.loader.read_memory()
-        await self._next()
-
-    async def _next(self) -> None:
-        """Send the next queued message."""
-        if self.queued and not self.generating and self.info is not None:
-            message = self.queued.popleft()
-            message.remove_class("queued")
-            await self.answer(lambda: self.chat.send(message.text))
-
-    # -- the status line
-
-    def _live_status(self, position: int) -> None:
-        summary = self.stats.summary()
-        tok_s = self.stats.rolling_tok_s
-        plain = self.chat.plain_tok_s
-        drafted = summary.drafted > 0
-        self._set_status(
+        stats = self.answering.stats
+        summary, tok_s = stats.summary(), stats.rolling_tok_s
+        plain, drafted = self.chat.plain_tok_s, summary.drafted > 0
+        self._show_status(
             replace(
                 self._status,
                 state="",
                 tok_s=tok_s,
                 ratio=tok_s / plain if plain and drafted else None,
+                estimated=self.estimated,
                 tau=summary.tau if drafted else None,
                 draft_rate=summary.draft_rate if drafted else None,
-                cells=tuple(self.cells),
-                position=position,
+                cells=tuple(self.answering.cells),
+                position=rounds[-1].position,
             )
         )
+        self._show_panel()
+        if stats.draft_not_helping:
+            self.hint(ALARM, alarm=True)
 
-    def _set_status(self, values: Status) -> None:
+    async def answered(self, reply: Reply, update: Update) -> None:
+        """The answer ended; its text is all shown."""
+        answer = self.chat.last
+        turns = self.chat.conversation.turns
+        if turns and len(turns[-1].versions) > 1:
+            reply.versions = f" · answer {turns[-1].shown + 1} of {len(turns[-1].versions)}"
+        if answer is not None:
+            await reply.finish(answer, estimated=self.estimated)
+        if update.error is not None:
+            again = "" if self.service.alive else " Ctrl+R reloads and answers again."
+            reply.notice(f"{update.error}{again}")
+        elif answer is not None and answer.can_go_on:
+            reply.notice("/continue goes on from here.")
+        self._worker = None
+        tok_s = answer.stats.tok_s if answer and answer.stats else None
+        self._show_status(replace(self._status, state="", tok_s=tok_s or self._status.tok_s))
+        if self.service.alive:
+            self.loader.read_memory()
+            await self._next()
+
+    async def _next(self) -> None:
+        """Send the next queued message."""
+        if self.queued and not self.generating and self.info is not None:
+            message = self.queued.popleft()
+            await message.remove()
+            await self.send(message.text)
+
+    # -- drawing
+
+    def _show_status(self, values: Status) -> None:
         self._status = values
-        self._draw_status()
+        self.status_line.show(values)
 
-    def _draw_status(self) -> None:
-        self.status_line.show(self._status)
+    def _show_panel(self) -> None:
+        answer = self.chat.last
+        stats = self.answering.stats
+        self.panel.show(
+            PanelValues(
+                summary=stats.summary(),
+                tok_s=stats.rolling_tok_s if self.generating else stats.summary().tok_s,
+                plain_tok_s=self.chat.plain_tok_s,
+                estimated=self.estimated,
+                memory=self.memory,
+                prefill=self.answering.prefill,
+                usage=answer.usage if answer and not self.generating else None,
+            )
+        )
 
     @on(Transcript.Following)
     def _following(self, event: Transcript.Following) -> None:
@@ -382,3 +437,12 @@ class ChatScreen(Screen[None]):
     @on(Prompt.AtEnd)
     def _at_end(self) -> None:
         self.transcript.follow()
+
+    @on(CopyCode)
+    def _copy_code(self, event: CopyCode) -> None:
+        copy_text(self, event.code, "the code block")
+
+    @on(Reply.FooterClicked)
+    def _copy_reply(self, event: Reply.FooterClicked) -> None:
+        if event.reply.answer is not None:
+            copy_text(self, event.reply.answer.text, "the reply")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dflash_local.errors import DflashError
-from dflash_local.events import Done, Event, Piece, Prefill, Round, Text
+from dflash_local.events import Done, Event, Prefill, Round, Text
 
 ROUNDS_KEPT = 4096
 
@@ -21,7 +21,7 @@ ROUNDS_KEPT = 4096
 class Update:
     """What came since the last time."""
 
-    pieces: tuple[Piece, ...] = ()
+    texts: tuple[Text, ...] = ()
     rounds: tuple[Round, ...] = ()
     prefill: Prefill | None = None
     done: Done | None = None
@@ -36,7 +36,7 @@ class Client:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._pieces: list[Piece] = []
+        self._texts: list[Text] = []
         self._rounds: deque[Round] = deque(maxlen=ROUNDS_KEPT)
         self._prefill: Prefill | None = None
         self._done: Done | None = None
@@ -61,14 +61,14 @@ class Client:
         """What came since the last call."""
         with self._lock:
             update = Update(
-                tuple(self._pieces),
+                tuple(self._texts),
                 tuple(self._rounds),
                 self._prefill,
                 self._done,
                 self._error,
                 self._ended,
             )
-            self._pieces.clear()
+            self._texts.clear()
             self._rounds.clear()
             self._prefill = None
             if self._ended:
@@ -82,7 +82,7 @@ class Client:
             thread.join(seconds)
 
     def _clear(self) -> None:
-        self._pieces.clear()
+        self._texts.clear()
         self._rounds.clear()
         self._prefill = self._done = self._error = None
         self._ended = False
@@ -100,7 +100,7 @@ class Client:
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Text):
-            self._pieces.extend(event.pieces)
+            self._texts.append(event)
         elif isinstance(event, Round):
             self._rounds.append(event)
         elif isinstance(event, Prefill):

@@ -37,9 +37,10 @@ class LoadFailed(Message):
 class PlainSpeed(Message):
     """Plain decoding was timed on this machine."""
 
-    def __init__(self, tok_s: float) -> None:
+    def __init__(self, tok_s: float, *, estimated: bool = True) -> None:
         super().__init__()
         self.tok_s = tok_s
+        self.estimated = estimated
 
 
 class MemoryRead(Message):

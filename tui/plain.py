@@ -16,6 +16,7 @@ from dflash_local.chat import Chat
 from dflash_local.errors import DflashError
 from dflash_local.events import LoadProgress, Text
 from dflash_local.service import Service
+from dflash_local.sessions import Session
 
 from . import figures
 from .visible import visible
@@ -27,16 +28,20 @@ class PlainChat:
     Args:
         service: the engine, still loading perhaps.
         pair: its name.
+        session: where the chat is saved.
         source: where the user's lines come from.
         target: where everything goes.
     """
 
-    def __init__(self, service: Service, pair: str, source: TextIO, target: TextIO) -> None:
+    def __init__(
+        self, service: Service, pair: str, session: Session, source: TextIO, target: TextIO
+    ) -> None:
         self._service = service
         self._source = source
         self._target = target
         self._typing = source.isatty()
-        self._chat = Chat(service, model=pair)
+        self._session = session
+        self._chat = Chat(service, session.conversation, model=pair, record=session)
         self._pair = pair
         self._stage = ""
 

@@ -9,6 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
+from .commands import REGISTRY
+
 FOLD = 2000
 """Characters above which a paste is shown as one line."""
 
@@ -25,8 +27,10 @@ class Prompt(TextArea):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "enter", "Send", priority=True, id="prompt.send"),
-        Binding("shift+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline"),
+        *REGISTRY.bindings("chat"),
+        Binding("enter", "enter", "Send", id="prompt.send"),
+        Binding("shift+enter,ctrl+j", "newline", "New line", id="prompt.newline"),
+        Binding("tab", "complete", show=False),
         Binding("up", "up", show=False),
         Binding("down", "down", show=False),
         Binding("end", "end", show=False),
@@ -59,6 +63,8 @@ class Prompt(TextArea):
             placeholder="Message, or / for commands",
         )
         self.enter_sends = True
+        self.send_keys = {"enter"}
+        self.newline_keys = {"shift+enter", "ctrl+j"}
         self._pastes: dict[str, str] = {}
 
     @property
@@ -69,10 +75,10 @@ class Prompt(TextArea):
             text = text.replace(label, pasted)
         return text
 
-    def set_text(self, text: str) -> None:
+    def set_text(self, text: str, *, fold: bool = True) -> None:
         """Put a text in, the cursor behind it; a long one folded."""
         self._pastes.clear()
-        self.load_text(self._folded(text))
+        self.load_text(self._folded(text) if fold else text)
         self.move_cursor(self.document.end)
 
     def action_enter(self) -> None:
@@ -109,6 +115,26 @@ class Prompt(TextArea):
             self.post_message(self.AtEnd())
         else:
             self.action_cursor_line_end()
+
+    async def _on_key(self, event: events.Key) -> None:
+        # Sending must keep its place among the keys typed before and after it, which a binding,
+        # run by the app in its own time, does not.
+        if event.key in self.send_keys:
+            event.stop()
+            event.prevent_default()
+            self.action_enter()
+        elif event.key in self.newline_keys:
+            event.stop()
+            event.prevent_default()
+            self.action_newline()
+
+    def action_complete(self) -> None:
+        """Complete a slash command, or go to the next widget."""
+        names = [action.slash for action in REGISTRY.complete(self.text)]
+        if not names:
+            self.screen.focus_next()
+            return
+        self.set_text(f"/{names[0]} ")
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()

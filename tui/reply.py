@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from time import monotonic
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.widgets import Static
 
 from dflash_local.chat import Answer
-from dflash_local.events import Piece
+from dflash_local.events import Piece, Round, Text
 
 from . import figures
 from .body import Body
+from .commands import REGISTRY
 from .plain_text import PlainText
+from .tint import TintView
 from .visible import visible
 
 
@@ -102,11 +107,29 @@ class Reply(Vertical, can_focus=True):
     Reply > #notice { height: auto; padding: 0 2; color: $text-warning; display: none; }
     Reply > #footer { height: auto; padding: 0 2; color: $text-muted; display: none; }
     Reply.ended > #footer, Reply.noticed > #notice { display: block; }
+    Reply > TintView { display: none; }
+    Reply.tinted > TintView { display: block; }
+    Reply.tinted > Body { display: none; }
     """
 
-    def __init__(self, answer: Answer | None = None) -> None:
-        super().__init__()
+    BINDINGS: ClassVar[list[BindingType]] = [*REGISTRY.bindings("message")]
+
+    class FooterClicked(Message):
+        """The figures were clicked: copy the reply."""
+
+        def __init__(self, reply: Reply) -> None:
+            super().__init__()
+            self.reply = reply
+
+    def __init__(self, turn: int, answer: Answer | None = None, *, tinted: bool = False) -> None:
+        super().__init__(classes="tinted" if tinted else None)
+        self.turn = turn
         self.answer = answer
+        self.rounds: list[Round] = []
+        self._texts: list[Text] = []
+        self._tint = TintView()
+        self.versions = ""
+        """`` · answer 2 of 3`` behind the figures, where there are several."""
         self.thinking = Thinking()
         self.body = Body()
         self._footer = Static(id="footer")
@@ -116,6 +139,7 @@ class Reply(Vertical, can_focus=True):
         """Thinking above, figures below."""
         yield self.thinking
         yield self.body
+        yield self._tint
         yield self._notice
         yield self._footer
 
@@ -129,15 +153,50 @@ class Reply(Vertical, can_focus=True):
         await self.body.append(answer.text)
         await self.finish(answer)
 
-    async def write(self, pieces: Iterable[Piece]) -> None:
+    async def write(self, texts: Sequence[Text], rounds: Sequence[Round]) -> None:
         """Add what came since the last redraw."""
+        self.rounds.extend(rounds)
+        self._texts.extend(texts)
+        pieces = [piece for text in texts for piece in text.pieces]
         thought = "".join(p.text for p in pieces if p.channel == "think")
         said = "".join(p.text for p in pieces if p.channel == "answer")
         if thought:
-            await self.thinking.append(thought, 0)
+            await self.thinking.append(thought, sum(p.channel == "think" for p in pieces))
         if said:
             self.thinking.close()
             await self.body.append(said)
+        if texts:
+            self._draw_tint()
+
+    def tint(self, on: bool) -> None:
+        """Show where the tokens came from, or the text as Markdown."""
+        self.set_class(on, "tinted")
+        self._draw_tint()
+
+    def step(self, direction: int) -> None:
+        """Look at the round before or after, while tinted."""
+        if self.has_class("tinted"):
+            self._tint.step(direction, self.rounds)
+            self._draw_tint()
+
+    def begin_again(self) -> None:
+        """The answer goes on: its end is no longer shown."""
+        self.remove_class("ended", "noticed")
+
+    def _draw_tint(self) -> None:
+        if not self.has_class("tinted"):
+            return
+        texts = self._texts
+        if self.answer is not None and not texts:
+            # Origins are not saved; the text is, and stands without them.
+            texts = [Text(0, (Piece(self.answer.text, "plain"),))]
+        self._tint.draw(texts, self.rounds, live=self.answer is None)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on the figures copies."""
+        if event.widget is self._footer:
+            event.stop()
+            self.post_message(self.FooterClicked(self))
 
     async def finish(self, answer: Answer, *, estimated: bool = False) -> None:
         """The answer ended."""
@@ -145,8 +204,9 @@ class Reply(Vertical, can_focus=True):
         tokens = answer.usage.thinking_tokens if answer.usage else None
         self.thinking.close(tokens)
         await self.body.finish()
-        self._footer.update(Content(figures.footer(answer, estimated=estimated)))
+        self._footer.update(Content(figures.footer(answer, estimated=estimated) + self.versions))
         self.add_class("ended")
+        self._draw_tint()
         if answer.error:
             self.notice(answer.error)
 

@@ -1,17 +1,34 @@
-"""Transcript: the messages, following the end until the user scrolls."""
+"""Transcript: the messages, following the end until the user scrolls.
+
+Only the last turns are mounted; earlier ones come when the user scrolls up to them. Layout and
+resizing then cost the same in a chat of any length.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static
 
+from dflash_local.chat import Conversation, Turn
+
+from .commands import REGISTRY
+from .reply import Reply
 from .visible import visible
 
 NEAR = 2
 """Rows from the end within which scrolling down counts as being there."""
+WINDOW = 10
+"""Turns that are mounted."""
+MORE = 5
+"""Turns that scrolling up to the top brings."""
+LONG = 4000
+"""Characters of a user's message that are shown."""
 
 
 class UserMessage(Static, can_focus=True):
@@ -25,9 +42,13 @@ class UserMessage(Static, can_focus=True):
     UserMessage:focus { border-left: outer $primary; }
     UserMessage.queued { color: $text-muted; border-left: outer $panel; }
     """
+    BINDINGS: ClassVar[list[BindingType]] = [*REGISTRY.bindings("message")]
 
-    def __init__(self, text: str, *, queued: bool = False) -> None:
-        super().__init__(Content(visible(text)), classes="queued" if queued else None)
+    def __init__(self, turn: int, text: str, *, queued: bool = False) -> None:
+        shown = text if len(text) <= LONG else f"{text[:LONG]}… ({len(text)} characters)"
+        shown = f"(queued, Up takes it back) {shown}" if queued else shown
+        super().__init__(Content(visible(shown)), classes="queued" if queued else None)
+        self.turn = turn
         self.text = text
 
 
@@ -55,14 +76,36 @@ class Transcript(VerticalScroll):
     def __init__(self) -> None:
         super().__init__(can_focus=False)
         self.following = True
+        self.tinted = False
+        self._conversation = Conversation()
+        self._first = 0
+        """The earliest turn that is mounted."""
+        self._loading = False
 
     def on_mount(self) -> None:
         """Start at the end."""
         self.anchor()
 
+    async def show(self, conversation: Conversation) -> None:
+        """Show another conversation, its last turns first."""
+        self._conversation = conversation
+        self._first = max(0, len(conversation.turns) - WINDOW)
+        await self.remove_children()
+        widgets = self._built(self._first, len(conversation.turns))
+        if self._first:
+            widgets.insert(0, self._earlier())
+        await self.mount_all(widgets)
+        self.follow()
+
     async def add(self, *widgets: Widget) -> None:
-        """Put messages at the end."""
+        """Put messages at the end; the earliest go where many are mounted."""
         await self.mount(*widgets)
+        if self.following:
+            await self._drop_far()
+
+    def message_widgets(self) -> list[UserMessage | Reply]:
+        """The mounted messages, in order."""
+        return [child for child in self.children if isinstance(child, UserMessage | Reply)]
 
     def follow(self) -> None:
         """Go to the end and stay there."""
@@ -80,6 +123,9 @@ class Transcript(VerticalScroll):
         down = new_value > old_value
         if not self.following and down and new_value >= self.max_scroll_y - NEAR:
             self.follow()
+        elif not self.following and new_value <= 0 and self._first and not self._loading:
+            self._loading = True
+            self.call_later(self._load_earlier)
 
     def page(self, direction: int) -> None:
         """One page up (-1) or down (1); down from the end follows it."""
@@ -109,3 +155,49 @@ class Transcript(VerticalScroll):
         if following is not self.following:
             self.following = following
             self.post_message(self.Following(following))
+
+    def _built(self, first: int, end: int) -> list[Widget]:
+        widgets: list[Widget] = []
+        for number in range(first, end):
+            turn = self._conversation.turns[number]
+            widgets.append(UserMessage(number, turn.current.user))
+            if turn.current.answer is not None:
+                widgets.append(self.reply(number, turn))
+        return widgets
+
+    def reply(self, number: int, turn: Turn) -> Reply:
+        """A reply that shows the current version of a turn."""
+        reply = Reply(number, turn.current.answer, tinted=self.tinted)
+        if len(turn.versions) > 1:
+            reply.versions = f" · answer {turn.shown + 1} of {len(turn.versions)}"
+        return reply
+
+    def _earlier(self) -> Note:
+        return Note(f"{self._first} earlier turns: scroll up", classes="earlier")
+
+    async def _load_earlier(self) -> None:
+        first = max(0, self._first - MORE)
+        widgets = self._built(first, self._first)
+        self._first = first
+        below = self.max_scroll_y - self.scroll_y
+        with self.app.batch_update():
+            await self.query(".earlier").remove()
+            head: list[Widget] = [self._earlier()] if first else []
+            await self.mount_all([*head, *widgets], before=0)
+        self.call_after_refresh(self._keep_place, below)
+
+    def _keep_place(self, below: float) -> None:
+        self.scroll_to(y=max(1, self.max_scroll_y - below), animate=False)
+        self._loading = False
+
+    async def _drop_far(self) -> None:
+        last = len(self._conversation.turns) - 1
+        far = [w for w in self.message_widgets() if w.turn <= last - WINDOW]
+        if len(far) < 2 * MORE:
+            return
+        self._first = max(w.turn for w in far) + 1
+        with self.app.batch_update():
+            await self.query(".earlier").remove()
+            for widget in far:
+                await widget.remove()
+            await self.mount(self._earlier(), before=0)

@@ -60,7 +60,9 @@ class Driver:
     async def generating(self, rounds: int = 2) -> None:
         """Wait until an answer is well on its way."""
         await self.until(
-            lambda: self.screen.generating and self.screen.stats.summary().rounds >= rounds,
+            lambda: (
+                self.screen.generating and self.screen.answering.stats.summary().rounds >= rounds
+            ),
             "for rounds",
         )
 

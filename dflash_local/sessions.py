@@ -1,0 +1,312 @@
+"""Sessions: saved chats, one file of JSON lines each, written as things happen.
+
+A line is appended for every message, every piece of a running answer and every finished answer,
+so a killed program loses at most what was not said yet. Opening a file leaves out what finished
+answers made superfluous; that rewrite is atomic. A torn last line is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dflash_local.chat import Answer, Conversation, Turn, Version
+from dflash_local.errors import DflashError
+from dflash_local.events import Channel, Usage
+from dflash_local.paths import data_dir
+from dflash_local.stats import PositionRate, StatsSummary
+
+FORMAT = 1
+
+
+class SessionError(DflashError):
+    """A saved chat cannot be opened or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A line of the session list."""
+
+    path: Path
+    title: str
+    model: str
+    changed: float
+    turns: int
+
+
+class Session:
+    """One saved chat: the ``Record`` of a ``Chat``. The file appears with the first message."""
+
+    def __init__(self, path: Path, conversation: Conversation, model: str = "") -> None:
+        self.path = path
+        self.conversation = conversation
+        self.model = model
+        self._file: int | None = None
+        self._lock = FileLock(path.with_suffix(".lock"))
+
+    def user(self, turn: int, version: int, text: str) -> None:
+        """A user message was sent."""
+        self._append(kind="user", turn=turn, version=version, text=text)
+
+    def text(self, turn: int, version: int, channel: Channel, text: str) -> None:
+        """A piece of the running answer came."""
+        self._append(kind="text", turn=turn, version=version, channel=channel, text=text)
+
+    def answer(self, turn: int, version: int, answer: Answer) -> None:
+        """The answer ended."""
+        self._append(kind="answer", turn=turn, version=version, answer=asdict(answer))
+
+    def show(self, turn: int, version: int) -> None:
+        """Another version is shown."""
+        self._append(kind="show", turn=turn, version=version)
+
+    def cut(self, turns: int) -> None:
+        """Only the first ``turns`` turns remain."""
+        self._append(kind="cut", turns=turns)
+
+    def system(self, text: str) -> None:
+        """The system prompt changed."""
+        if self._file is not None or self.path.exists():
+            self._append(kind="system", text=text)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._lock.release()
+        with suppress(OSError):
+            Path(self._lock.lock_file).unlink()
+
+    def _append(self, **record: object) -> None:
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        # One write per line: a line is in the file whole or not at all, barring a power cut.
+        os.write(self._file, _line(record))
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = not self.path.exists()
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            if new:
+                os.write(self._file, _line(_header(self.conversation, self.model)))
+            with suppress(Timeout):
+                self._lock.acquire(timeout=0)
+        except OSError as error:
+            raise SessionError(
+                f"The chat cannot be saved to {self.path}: {error.strerror}.",
+                "Free some space, or set DFLASH_DATA to a folder that can be written.",
+            ) from error
+
+
+class SessionStore:
+    """The folder of saved chats."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or data_dir() / "chats"
+
+    def create(self, conversation: Conversation, model: str) -> Session:
+        """A new session; nothing is written before its first message."""
+        stem = time.strftime("%Y%m%d-%H%M%S")
+        path = self.folder / f"{stem}.jsonl"
+        for number in range(2, 1000):
+            if not path.exists() and not path.with_suffix(".lock").exists():
+                break
+            path = self.folder / f"{stem}-{number}.jsonl"
+        return Session(path, conversation, model)
+
+    def fork(self, conversation: Conversation, turns: int, model: str) -> Session:
+        """A copy of the first turns as a session of its own."""
+        copy = Conversation(
+            conversation.system,
+            [Turn(list(turn.versions), turn.shown) for turn in conversation.turns[:turns]],
+        )
+        session = self.create(copy, model)
+        _rewrite(session.path, copy, model)
+        return session
+
+    def open(self, path: Path) -> Session:
+        """Read a session and make it ready to go on.
+
+        Raises:
+            SessionError: the file is missing, or no chat of ours.
+        """
+        conversation, model = read(path)
+        _rewrite(path, conversation, model)
+        return Session(path, conversation, model)
+
+    def list(self) -> list[SessionInfo]:
+        """All sessions, the latest first; files that cannot be read are left out."""
+        infos = []
+        for path in self.folder.glob("*.jsonl"):
+            with suppress(SessionError, OSError):
+                conversation, model = read(path)
+                infos.append(
+                    SessionInfo(
+                        path,
+                        conversation.title,
+                        model,
+                        path.stat().st_mtime,
+                        len(conversation.turns),
+                    )
+                )
+        return sorted(infos, key=lambda info: info.changed, reverse=True)
+
+    def latest(self) -> Path | None:
+        """The session changed last that no other program has open."""
+        paths = sorted(
+            self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
+        return next((path for path in paths if not _in_use(path)), None)
+
+
+def read(path: Path) -> tuple[Conversation, str]:
+    """The conversation and model of a file.
+
+    Raises:
+        SessionError: the file is missing, or no chat of ours.
+    """
+    conversation, model, known = Conversation(), "", False
+    try:
+        for record in _records(path):
+            if record.get("kind") == "chat":
+                known = True
+                model = str(record.get("model", ""))
+                conversation.system = str(record.get("system", ""))
+            elif known:
+                _apply(conversation, record)
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise SessionError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
+    if not known:
+        raise SessionError(f"{path} is not a saved chat.")
+    return conversation, model
+
+
+def to_markdown(conversation: Conversation, model: str = "") -> str:
+    """The chat as a Markdown document; answers keep their own Markdown."""
+    parts = [f"# {conversation.title or 'Chat'}", *([f"Model: {model}"] if model else [])]
+    if conversation.system:
+        parts.append(f"## System\n\n{conversation.system}")
+    for turn in conversation.turns:
+        parts.append(f"## You\n\n{turn.current.user}")
+        if turn.current.answer is not None:
+            parts.append(f"## Assistant\n\n{turn.current.answer.text}")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(conversation: Conversation, model: str = "") -> str:
+    """The chat as JSON: messages as every API takes them, answers with their figures."""
+    answers = [
+        None if turn.current.answer is None else asdict(turn.current.answer)
+        for turn in conversation.turns
+    ]
+    document = {"model": model, "messages": conversation.messages(), "answers": answers}
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or leave the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8", errors="surrogatepass")
+    os.replace(fresh, path)
+
+
+def _header(conversation: Conversation, model: str) -> dict[str, object]:
+    return {"kind": "chat", "format": FORMAT, "model": model, "system": conversation.system}
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return  # torn by a crash
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def _apply(conversation: Conversation, record: dict[str, Any]) -> None:
+    kind, turns = record["kind"], conversation.turns
+    if kind == "system":
+        conversation.system = record["text"]
+    elif kind == "cut":
+        del turns[record["turns"] :]
+    elif kind == "user":
+        version = Version(record["text"])
+        if record["turn"] == len(turns):
+            turns.append(Turn([version]))
+        else:
+            turn = turns[record["turn"]]
+            turn.versions[record["version"] :] = [version]
+            turn.shown = record["version"]
+    elif kind == "show":
+        turns[record["turn"]].shown = record["version"]
+    elif kind in ("text", "answer"):
+        version = turns[record["turn"]].versions[record["version"]]
+        if kind == "answer":
+            version.answer = _answer(record["answer"])
+            return
+        # Pieces without a finished answer behind them: the ids are not known.
+        answer = replace(version.answer or Answer(), end="interrupted", tokens=())
+        if record["channel"] == "think":
+            version.answer = replace(answer, thinking=answer.thinking + record["text"])
+        else:
+            version.answer = replace(answer, text=answer.text + record["text"])
+
+
+def _answer(values: dict[str, Any]) -> Answer:
+    usage, stats = values["usage"], values["stats"]
+    if stats is not None:
+        rates = tuple(PositionRate(**rate) for rate in stats["positions"])
+        stats = StatsSummary(
+            **{**stats, "positions": rates, "histogram": tuple(stats["histogram"])}
+        )
+    return Answer(
+        **{
+            **values,
+            "tokens": tuple(values["tokens"]),
+            "usage": None if usage is None else Usage(**usage),
+            "stats": stats,
+        }
+    )
+
+
+def _rewrite(path: Path, conversation: Conversation, model: str) -> None:
+    """Write the file anew without pieces of finished answers."""
+    records: list[Mapping[str, object]] = [_header(conversation, model)]
+    for number, turn in enumerate(conversation.turns):
+        for index, version in enumerate(turn.versions):
+            place = {"turn": number, "version": index}
+            records.append({"kind": "user", **place, "text": version.user})
+            if version.answer is not None:
+                records.append({"kind": "answer", **place, "answer": asdict(version.answer)})
+        records.append({"kind": "show", "turn": number, "version": turn.shown})
+    write_atomically(path, b"".join(map(_line, records)).decode())
+
+
+def _in_use(path: Path) -> bool:
+    lock = FileLock(path.with_suffix(".lock"))
+    if not Path(lock.lock_file).exists():
+        return False
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True

@@ -1,0 +1,203 @@
+"""Saved chats: whatever happened is in the file, and a crash loses at most one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dflash_local.backends.scripted import open_scripted
+from dflash_local.chat import Chat, ChatOptions, Conversation
+from dflash_local.engine import Engine
+from dflash_local.errors import DflashError, OptionError
+from dflash_local.events import Done, Prefill, Round
+from dflash_local.history import PromptHistory
+from dflash_local.sampling import SamplingParams
+from dflash_local.sessions import SessionError, SessionStore, read, to_json, to_markdown
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    return SessionStore(tmp_path)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(partial(open_scripted, ("First answer.", "Second 🦊 answer.")))
+
+
+def chat_of(engine: Engine, store: SessionStore, **options: int) -> Chat:
+    conversation = Conversation("Be brief.")
+    session = store.create(conversation, "pair")
+    sampling = SamplingParams(**options) if options else SamplingParams()  # type: ignore[arg-type]
+    return Chat(
+        engine,
+        conversation,
+        options=ChatOptions(sampling),
+        model="pair",
+        record=session,
+    )
+
+
+def path_of(store: SessionStore) -> Path:
+    (path,) = store.folder.glob("*.jsonl")
+    return path
+
+
+def test_a_chat_is_read_back_as_it_was(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("one\n[/]"))
+    list(chat.send("two"))
+    list(chat.retry())
+    chat.show(0)
+    chat.set_system("Be long.")
+    conversation, model = read(path_of(store))
+    assert conversation == chat.conversation
+    assert model == "pair"
+    opened = store.open(path_of(store))
+    assert opened.conversation == chat.conversation
+    assert opened.conversation.turns[1].versions[1].answer is not None
+
+
+def test_nothing_is_written_before_the_first_message(engine: Engine, store: SessionStore) -> None:
+    chat_of(engine, store).set_system("x")
+    assert not list(store.folder.glob("*.jsonl"))
+
+
+def test_a_running_answer_is_in_the_file_round_by_round(
+    engine: Engine, store: SessionStore
+) -> None:
+    chat = chat_of(engine, store)
+    said = ""
+    for event in chat.send("hi"):
+        if isinstance(event, Round) and event.index == 3:
+            conversation, _ = read(path_of(store))
+            answer = conversation.turns[0].current.answer
+            assert answer is not None
+            said = answer.text
+            assert answer.end == "interrupted"
+    assert said
+    assert "First answer.".startswith(said)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
+def test_a_torn_file_opens(engine: Engine, store: SessionStore, keep: float) -> None:
+    list(chat_of(engine, store).send("hello"))
+    path = path_of(store)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    assert store.open(path).conversation.turns[0].current.user == "hello"
+
+
+def test_what_is_no_chat_is_refused(store: SessionStore, tmp_path: Path) -> None:
+    for content in ("", "not json\n", '{"kind":"other"}\n', "[1]\n"):
+        path = tmp_path / "x.jsonl"
+        path.write_text(content)
+        with pytest.raises(SessionError):
+            read(path)
+    assert store.list() == []
+    with pytest.raises(SessionError):
+        read(tmp_path / "missing.jsonl")
+
+
+def test_the_latest_session_in_no_use_is_found(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    assert [info.title for info in store.list()] == ["hi"]
+    assert store.latest() is None  # still open here
+    chat.record.close()  # type: ignore[union-attr]
+    assert store.latest() == path_of(store)
+
+
+def test_exports_hold_the_messages(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    markdown = to_markdown(chat.conversation, "pair")
+    assert "## You\n\nhi" in markdown
+    assert "First answer." in markdown
+    document = json.loads(to_json(chat.conversation, "pair"))
+    assert document["messages"][-1] == {"role": "assistant", "content": "First answer."}
+
+
+def test_regenerating_reuses_all_but_the_last_prompt_token(
+    engine: Engine, store: SessionStore
+) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    first, *_ = chat.retry()
+    assert isinstance(first, Prefill)
+    assert first.reused == first.total - 1
+    assert len(chat.conversation.turns[0].versions) == 2
+
+
+def test_editing_reuses_the_shared_prefix(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("one"))
+    list(chat.send("two words"))
+    first, *_ = chat.edit("two other words")
+    assert isinstance(first, Prefill)
+    assert first.reused >= len("Be brief.") + len("one") + len("First answer.") + len("two ")
+    assert [v.user for v in chat.conversation.turns[1].versions] == [
+        "two words",
+        "two other words",
+    ]
+
+
+def test_a_stopped_answer_goes_on_from_the_cache(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store, max_tokens=6)
+    done = list(chat.send("hi"))[-1]
+    assert isinstance(done, Done)
+    assert chat.last is not None
+    assert chat.last.text == "First "
+    chat.options = ChatOptions()
+    first, *_ = events = list(chat.go_on())
+    assert isinstance(first, Prefill)
+    assert first.reused == first.total - 1
+    assert chat.last.text == "First answer."
+    assert isinstance(events[-1], Done)
+    assert chat.last.end == "stop"
+    with pytest.raises(OptionError):
+        chat.go_on()
+    conversation, _ = read(path_of(store))
+    assert conversation == chat.conversation
+
+
+def test_an_error_keeps_what_was_said(store: SessionStore) -> None:
+    class Breaking:
+        def __init__(self, engine: Engine) -> None:
+            self.prompt: Callable[..., object] = engine.prompt
+            self._engine = engine
+
+        def stream(self, *args: object, **options: object) -> object:
+            for event in self._engine.stream(*args, **options):  # type: ignore[arg-type]
+                yield event
+                if isinstance(event, Round) and event.index == 2:
+                    raise DflashError("It broke.")
+
+    engine = Engine(partial(open_scripted, ("A longer answer than two rounds.",)))
+    chat = chat_of(engine, store)
+    chat.engine = Breaking(engine)  # type: ignore[assignment]
+    with pytest.raises(DflashError):
+        list(chat.send("hi"))
+    assert chat.last is not None
+    assert chat.last.end == "error"
+    assert chat.last.error == "It broke."
+    assert chat.last.text
+    assert not chat.last.can_go_on
+    assert len(chat.conversation.messages()) == 3
+
+
+def test_history_moves_and_keeps_the_unsent_text(tmp_path: Path) -> None:
+    history = PromptHistory(tmp_path / "p.jsonl")
+    for text in ("a", "b\nc", "b\nc"):
+        history.add(text)
+    again = PromptHistory(tmp_path / "p.jsonl")
+    assert again.move(-1, "draft") == "b\nc"
+    assert again.move(-1, "") == "a"
+    assert again.move(-1, "") is None
+    assert again.move(1, "") == "b\nc"
+    assert again.move(1, "") == "draft"
+    assert again.move(1, "") is None

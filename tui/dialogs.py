@@ -1,0 +1,92 @@
+"""Dialogs: choosing from a list, and reading a text; Esc closes either without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from .visible import visible
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One line of a list."""
+
+    key: str
+    """What the dialog returns."""
+    text: str
+    enabled: bool = True
+
+
+class ChooseDialog(ModalScreen[str | None]):
+    """A list; returns the key of the chosen line, or None."""
+
+    DEFAULT_CSS = """
+    ChooseDialog { align: center middle; }
+    ChooseDialog > Vertical {
+        width: 90%; max-width: 100; height: auto; max-height: 90%;
+        border: round $primary; background: $surface; padding: 0 1;
+    }
+    ChooseDialog OptionList { height: auto; max-height: 20; border: none; background: $surface; }
+    ChooseDialog Static { color: $text-muted; height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Close", show=False),
+        Binding("ctrl+c", "dismiss(None)", "Close", show=False),
+    ]
+
+    def __init__(self, title: str, choices: Sequence[Choice], *, hint: str = "") -> None:
+        super().__init__()
+        self._title = title
+        self._choices = choices
+        self._hint = hint or "Enter chooses · Esc closes"
+
+    def compose(self) -> ComposeResult:
+        """Title, list, hint."""
+        options = [
+            Option(Content(visible(choice.text)), id=choice.key, disabled=not choice.enabled)
+            for choice in self._choices
+        ]
+        with Vertical():
+            yield Static(Content(visible(self._title)))
+            yield OptionList(*options)
+            yield Static(Content(visible(self._hint)))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Return the choice."""
+        event.stop()
+        self.dismiss(event.option_id)
+
+
+class TextDialog(ModalScreen[None]):
+    """A text to read and scroll."""
+
+    DEFAULT_CSS = """
+    TextDialog { align: center middle; }
+    TextDialog > VerticalScroll {
+        width: 94%; max-width: 110; height: auto; max-height: 94%;
+        border: round $primary; background: $surface; padding: 0 1;
+    }
+    TextDialog Static { height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f1,q,enter,ctrl+c", "dismiss(None)", "Close", show=False),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The text."""
+        with VerticalScroll():
+            yield Static(Content(visible(self._text)))
