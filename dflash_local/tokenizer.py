@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class HubTokenizer:
             raise WeightsError(
                 f"The tokenizer in {folder} cannot be read: {error}", "Pull the model again."
             ) from error
+        # Requests are encoded on their callers' threads while the engine's thread decodes, and
+        # an encoding may set options of the shared tokenizer.
+        self._lock = threading.Lock()
         template = self._inner.chat_template or ""
         thinks = "<think>" in str(template) or "<think>" in self._inner.get_vocab()
         self.tags: ThinkTags | None = ThinkTags() if thinks else None
@@ -42,14 +46,16 @@ class HubTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text, special tokens in it recognised, none added."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
+        with self._lock:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out, incomplete bytes as U+FFFD."""
-        text: str = self._inner.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        with self._lock:
+            text: str = self._inner.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
         return text
 
     def render(self, messages: Sequence[Message], thinking: bool | None) -> str:
