@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
-from dflash_local.engine import Message
 from dflash_local.errors import OptionError
+from dflash_local.prompting import Message
 from dflash_local.sampling import SamplingParams
 from dflash_local.text import ThinkTags
 

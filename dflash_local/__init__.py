@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dflash_local.engine import Engine, Message, Reply
+    from dflash_local.engine import Engine, Reply
     from dflash_local.errors import DflashError
     from dflash_local.events import Done, Event, LoadProgress, Piece, Prefill, Round, Text, Usage
+    from dflash_local.prompting import Message
     from dflash_local.sampling import SamplingParams
     from dflash_local.select import load
     from dflash_local.stats import DraftStats, StatsSummary
@@ -21,7 +22,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load": "select",
-    **dict.fromkeys(("Engine", "Message", "Reply"), "engine"),
+    **dict.fromkeys(("Engine", "Reply"), "engine"),
+    "Message": "prompting",
     "DflashError": "errors",
     **dict.fromkeys(
         ("Done", "Event", "LoadProgress", "Piece", "Prefill", "Round", "Text", "Usage"), "events"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from dflash_local.engine import Message, Prompt
 from dflash_local.errors import DflashError, OptionError
 from dflash_local.events import Channel, Done, Event, Reason, Text, Usage
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 

@@ -8,54 +8,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
 from dflash_local.events import Done, Event, Piece, Reason, Text, Usage
 from dflash_local.loop import generate
+from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
-from dflash_local.text import ReplyText, ThinkTags
+from dflash_local.text import ReplyText
 from dflash_local.width import AutoWidth, FixedWidth, Width
 
 _T = TypeVar("_T")
-
-Message = Mapping[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": text}``."""
-
-
-class ChatTokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text, special tokens in it recognised, none added."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out, incomplete bytes as U+FFFD."""
-        ...
-
-    def render(self, messages: Sequence[Message], thinking: bool | None) -> str:
-        """The chat template filled up to where the assistant begins to write.
-
-        ``thinking`` is handed to templates that know it; None leaves the template's default.
-        """
-        ...
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn, besides those of the target's generation config."""
-        ...
-
-    @property
-    def tags(self) -> ThinkTags | None:
-        """How the model marks thinking; None where it does not think."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +37,6 @@ class Reply:
     reason: Reason
     usage: Usage
     stats: StatsSummary
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A request's ids, and whether they end inside thinking."""
-
-    ids: tuple[int, ...]
-    in_thinking: bool = False
 
 
 @dataclass(slots=True)
@@ -167,35 +128,7 @@ class Engine:
         Raises:
             OptionError: nothing to answer, an unknown role, or an id outside the vocabulary.
         """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if not messages:
-            raise OptionError("There is no message to answer.", "Give at least one.")
-        ids = [item for item in messages if isinstance(item, int)]
-        if len(ids) == len(messages):
-            bad = next((i for i in ids if not 0 <= i < self.info.vocab_size), None)
-            if bad is not None:
-                raise OptionError(
-                    f"Token id {bad} is outside the vocabulary of {self.info.vocab_size}."
-                )
-            return Prompt(tuple(ids))
-        chat = [item for item in messages if isinstance(item, Mapping)]
-        for message in chat:
-            if message.get("role") not in ("system", "user", "assistant") or not isinstance(
-                message.get("content"), str
-            ):
-                raise OptionError(
-                    f"Not a chat message: {message!r}.",
-                    'Give {"role": "system", "user" or "assistant", "content": text}.',
-                )
-        if len(chat) != len(messages):
-            raise OptionError("Messages and token ids are mixed.", "Give one or the other.")
-        text = self.tokenizer.render(chat, thinking)
-        tags = self.tokenizer.tags
-        return Prompt(
-            tuple(self.tokenizer.encode(text)),
-            in_thinking=tags is not None and text.rstrip().endswith(tags.open),
-        )
+        return build_prompt(self.tokenizer, self.info.vocab_size, messages, thinking)
 
     def stream(
         self,

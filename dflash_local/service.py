@@ -20,10 +20,10 @@ from typing import BinaryIO, cast
 
 from dflash_local import service_wire as wire
 from dflash_local.backend import BackendInfo, MemoryFigures
-from dflash_local.engine import Message, Prompt
 from dflash_local.errors import DflashError, EngineError
 from dflash_local.events import Done, Event, LoadProgress
 from dflash_local.paths import log_dir
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service_wire import ServiceOpener
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from dflash_local.backend import BackendInfo
-from dflash_local.engine import Message, Opened, Prompt
+from dflash_local.engine import Opened
 from dflash_local.errors import DflashError
 from dflash_local.events import Event, LoadProgress
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 
 _HEADER = struct.Struct("<Q")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_local.engine import Message
 from dflash_local.errors import OptionError, WeightsError
+from dflash_local.prompting import Message
 from dflash_local.text import ThinkTags
 from dflash_local.weights import read_json, refuse_own_code
 

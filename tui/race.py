@@ -16,9 +16,9 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from dflash_local.engine import Prompt
 from dflash_local.errors import DflashError
 from dflash_local.events import Done, Text
+from dflash_local.prompting import Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 

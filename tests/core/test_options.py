@@ -19,8 +19,8 @@ from dflash_local.backends.scripted import (
     cycling,
     replies_target,
 )
-from dflash_local.engine import Message
 from dflash_local.errors import OptionError
+from dflash_local.prompting import Message
 from dflash_local.sampling import SamplingParams
 from dflash_local.select import LoadOptions
 

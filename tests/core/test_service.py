@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
-from dflash_local.engine import Engine, Prompt
+from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, EngineError, OptionError, WeightsError
 from dflash_local.events import Done, LoadProgress, Prefill, Round, Text
+from dflash_local.prompting import Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_child import BACKLOG, frames
