@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflash_local.events import Origin, Piece
@@ -54,7 +54,8 @@ def test_joined_pieces_are_the_whole_text(sample: str, decoder: object) -> None:
     assert "".join(pieces) + detokenizer.flush() == sample
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=500, deadline=None)
+@example([128, 300, 300, 300, 128, 225, 128, 300, 300, 128])
 @given(ids=st.lists(st.integers(0, 255) | st.just(300), max_size=40))
 def test_any_ids_join_to_their_decoding(ids: list[int]) -> None:
     detokenizer = Detokenizer(decode)
