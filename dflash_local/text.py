@@ -11,8 +11,6 @@ Decode = Callable[[Sequence[int]], str]
 """Text of ids, special tokens left out, incomplete bytes as U+FFFD."""
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_LONGEST_TAIL = 3
-"""Bytes, and so marks, that an incomplete character has at most; earlier marks are broken bytes."""
 _LONGEST_WAIT = 64
 """Ids without one complete character after which the bytes are taken for broken altogether."""
 
@@ -35,10 +33,11 @@ class Detokenizer:
         """Text that ``token`` completes; a tail that may still change is held."""
         self._open.append(token)
         text = self._open_text()
-        tail = min(len(text) - len(text.rstrip(_INCOMPLETE)), _LONGEST_TAIL)
-        if not tail or len(self._open) > _LONGEST_WAIT:
+        # All marks at the end are held, not only the last: decoders with byte fallback write one
+        # per byte, for a whole run of bytes, until the run is valid.
+        ready = text.rstrip(_INCOMPLETE)
+        if ready == text or len(self._open) > _LONGEST_WAIT:
             return self._settle(text)
-        ready = text[:-tail]
         piece = ready[len(self._shown) :]
         self._shown = max(self._shown, ready, key=len)
         return piece
