@@ -10,7 +10,8 @@ import pytest
 
 from dflash_local.backend import Proposal, Verdict
 from dflash_local.backends.scripted import ByteTokenizer, ScriptedBackend, open_scripted
-from dflash_local.engine import Engine
+from dflash_local.costs import Costs
+from dflash_local.engine import Engine, Opened
 from dflash_local.errors import ContextFull, DflashError, EngineError, OptionError
 from dflash_local.events import Done, Prefill, Round
 from dflash_local.sampling import SamplingParams
@@ -215,3 +216,25 @@ def run_elsewhere(work: Callable[[], object]) -> None:
     worker = threading.Thread(target=work)
     worker.start()
     worker.join()
+
+
+def tuned(ms: tuple[float, ...]) -> Engine:
+    def opener() -> Opened:
+        return Opened(*open_scripted((LONG,), accepts=(0,)), Costs(ms))
+
+    return Engine(opener)
+
+
+def test_with_costs_a_draft_that_does_not_pay_is_parked() -> None:
+    with tuned((1.0, 50.0, 50.0, 50.0, 50.0, 50.0, 50.0, 50.0)) as engine:
+        rounds = [event for event in engine.stream("go") if isinstance(event, Round)]
+    assert [r.parked for r in rounds[:20]] == [True] * 20
+    assert sum(r.drafted > 0 for r in rounds) < len(rounds) / 20
+
+
+def test_a_wish_for_a_block_is_kept_whatever_it_costs() -> None:
+    with tuned((1.0, 50.0, 50.0, 50.0, 50.0, 50.0, 50.0, 50.0)) as engine:
+        sampling = SamplingParams(max_tokens=9)
+        rounds = [e for e in engine.stream("go", sampling, block=4) if isinstance(e, Round)]
+    assert [r.drafted for r in rounds] == [3, 3, 3, 3, 3, 3, 2, 1]
+    assert not any(r.parked for r in rounds)
