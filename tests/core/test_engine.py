@@ -220,7 +220,8 @@ def run_elsewhere(work: Callable[[], object]) -> None:
 
 def tuned(ms: tuple[float, ...]) -> Engine:
     def opener() -> Opened:
-        return Opened(*open_scripted((LONG,), accepts=(0,)), Costs(ms))
+        backend, tokenizer = open_scripted((LONG,), accepts=(0,))
+        return Opened(backend, tokenizer, Costs(ms))
 
     return Engine(opener)
 
