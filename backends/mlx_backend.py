@@ -12,12 +12,13 @@ from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal,
 from dflash_local.errors import EngineError
 from dflash_local.sampling import SamplingParams
 
-from .mlx_choice import Chooser, Drafted, Greedy
+from .mlx_choice import Chooser, Greedy, chooser
 from .mlx_draft import Draft
 from .mlx_host import read_float, read_ints, submit, wait
-from .mlx_penalties import Penalties
-from .mlx_sampling import Sampler
+from .mlx_penalties import MlxPenalties
+from .mlx_probs import Drafted
 from .mlx_target import Target
+from .penalty_history import PenaltyHistory
 
 PENDING_ROWS = 256
 """Feature rows that wait for the draft at most while it is not asked."""
@@ -66,10 +67,7 @@ class MlxBackend:
         self._target, self._draft, self._info = target, draft, info
         self._previous_limit = mx.set_cache_limit(cache_limit)
         self._chooser: Chooser = Greedy()
-        self._penalties: Penalties | None = None
-        self._ids: list[int] = []
-        """Ids in the caches, for the penalties; the answer's own begin at ``_answer_from``."""
-        self._answer_from = 0
+        self._penalties = PenaltyHistory(MlxPenalties(info.vocab_size))
         self._pending: list[mx.array] = []
         self._last: mx.array | None = None
         self._block: _Block | None = None
@@ -95,8 +93,8 @@ class MlxBackend:
 
     def configure(self, sampling: SamplingParams) -> None:
         """Set how ids are chosen, and reseed."""
-        self._penalties = Penalties(sampling) if sampling.penalised else None
-        self._chooser = Greedy() if sampling.greedy else Sampler(sampling)
+        self._chooser = chooser(sampling)
+        self._penalties.configure(sampling)
 
     def rewind(self, position: int) -> int:
         """Go back with both caches; a window or a recurrent state may reach less than asked."""
@@ -105,7 +103,7 @@ class MlxBackend:
         lost = position <= 0 or self._broken
         reached = history.reset() if lost else history.rewind(position)
         self._broken = False
-        del self._ids[reached:]
+        self._penalties.rewind(reached)
         if self._draft is not None:
             self._crop_draft(self._draft, reached)
         return reached
@@ -126,12 +124,11 @@ class MlxBackend:
             hidden = self._feed(ids)
             self._last = hidden[-1:]
             submit(self._last, *self._state())
-        self._ids += tokens
-        self._answer_from = len(self._ids)
+        self._penalties.extend(tokens)
 
     def sample(self) -> int:
         """An id from the last position's logits."""
-        token = read_ints(self._chooser.pick(self._penalised(self._last_logits())))[0]
+        token = read_ints(self._chooser.pick(self._penalties.adjust(self._last_logits())))[0]
         # What a prefill freed is of no use to the rounds that follow.
         if mx.get_cache_memory() > PREFILL_BYTES:
             mx.clear_cache()
@@ -150,7 +147,7 @@ class MlxBackend:
         anchor = mx.array([pending], dtype=mx.int32)
         with self._or_broken():
             self._project(self._draft)
-            drafted = self._draft.propose(anchor, count, self._chooser)
+            drafted = self._draft.propose(anchor, count, self._chooser, self._penalties.adjust)
             submit(drafted.ids)
         return MlxProposal(pending, drafted, count)
 
@@ -163,15 +160,15 @@ class MlxBackend:
             ids = mx.concatenate([ids, proposal.drafted.ids])
         with self._or_broken():
             result = self._target.forward(ids, revocable=True)
-            logits = self._penalised(self._target.logits(result.hidden), ids)
-            outcome = self._chooser.judge(logits, proposal.drafted)
+            logits = self._penalties.adjust(self._target.logits(result.hidden), ids)
+            outcome = mx.concatenate([self._chooser.judge(logits, proposal.drafted), ids])
             # Submitted with the outcome, so that the state is ready when the next round begins.
             state = self._target.history.arrays()
             submit(outcome, *([] if result.features is None else [result.features]), *state)
-            accepted, chosen, *drafted = read_ints(outcome)
-            self._block = _Block((proposal.pending, *drafted), result.features)
+            accepted, chosen, *block = read_ints(outcome)
+            self._block = _Block(tuple(block), result.features)
             self._last = None
-        return Verdict(tuple(drafted), accepted, chosen)
+        return Verdict(tuple(block[1:]), accepted, chosen)
 
     def commit(self, keep: int) -> None:
         """Keep the first rows of the block; their features become draft context."""
@@ -182,7 +179,7 @@ class MlxBackend:
         history = self._target.history
         with self._or_broken():
             history.commit(self.position + keep)
-            self._ids += block.ids[:keep]
+            self._penalties.commit(block.ids[:keep])
             if self._draft is None or block.features is None:
                 return
             self._pending.append(block.features[:keep])
@@ -260,12 +257,6 @@ class MlxBackend:
         except BaseException:
             self._broken, self._block = True, None
             raise
-
-    def _penalised(self, logits: mx.array, block: mx.array | None = None) -> mx.array:
-        if self._penalties is None:
-            return logits
-        prompt, answer = self._ids[: self._answer_from], self._ids[self._answer_from :]
-        return self._penalties.apply(logits, prompt, answer, block)
 
     def _check_whole(self) -> None:
         assert self._block is None, "a block is open: commit first"

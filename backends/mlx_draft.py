@@ -1,12 +1,14 @@
 """The DFlash draft: context K/V from tapped target states, a block of ids from one pass.
 
-Formulas, names and tensor layout follow the published reference (version 1 of the format).
+Formulas, names and tensor layout follow the published reference; what version 2 adds lies in
+``mlx_draft2``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
@@ -15,11 +17,15 @@ from dflash_local.draft_config import DraftConfig
 
 from .mlx_attention import attention
 from .mlx_cache import FullCache, WindowCache
-from .mlx_choice import Chooser, Drafted
+from .mlx_choice import Chooser
+from .mlx_draft2 import Convolution, Selector
 from .mlx_host import wait
 from .mlx_linear import Linear, linear
+from .mlx_probs import Drafted
 
 Rows = Callable[[mx.array], mx.array]
+Adjust = Callable[[mx.array, mx.array | None], mx.array]
+"""Penalties on scores ``[count, vocab]``, with ids behind those that are committed."""
 
 
 class Draft(Protocol):
@@ -34,7 +40,7 @@ class Draft(Protocol):
         """Take the tapped states ``[rows, taps * hidden]`` of the next positions as context."""
         ...
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser) -> Drafted:
+    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
         """``count`` ids after ``anchor``, an id of shape ``[1]`` right behind the context."""
         ...
 
@@ -68,6 +74,8 @@ class _Layer:
     post_norm: mx.array
     gate_up: Linear
     down: Linear
+    attention_conv: Convolution | None
+    mlp_conv: Convolution | None
 
 
 class MlxDraft:
@@ -95,6 +103,11 @@ class MlxDraft:
         self._hidden_norm, self._norm = weights["hidden_norm.weight"], weights["norm.weight"]
         self._fc = linear([weights["fc.weight"]], bits=bits)
         self._layers = [_layer(weights, i, config, bits) for i in range(config.layers)]
+        offsets = weights.get("d2t")
+        self._ids = None if offsets is None else mx.arange(offsets.shape[0]) + offsets
+        """The target's ids of a reduced vocabulary; None where there is only one vocabulary."""
+        self.selector = None if config.v2 is None else Selector(weights, config.v2)
+        """Chooses a path through the slots' best ids; None where slots are independent."""
         self._context_kv = _context_kv(weights, config, bits)
         inverse = config.rope.inverse_frequencies(config.head_dim)
         self._periods = mx.array([1.0 / f for f in inverse], dtype=mx.float32)
@@ -133,18 +146,33 @@ class MlxDraft:
             keys = self._rope(self._rms(kv[index, 0][None], layer.k_norm), cache.offset)
             cache.update_and_fetch(keys, kv[index, 1][None])
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser) -> Drafted:
+    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
         """Ids for the ``count`` slots behind ``anchor``."""
-        return chooser.draft(self.scores(anchor, count))
+        states = self.slots(anchor, count)
+        scores = adjust(self.scores(states), anchor)
+        if self.selector is None:
+            return chooser.draft(scores)
+        return chooser.path(self.selector.lattice(scores, states, anchor))
 
-    def scores(self, anchor: mx.array, count: int) -> mx.array:
-        """Logits ``[count, vocab]`` of the slots behind ``anchor``."""
+    def slots(self, anchor: mx.array, count: int) -> mx.array:
+        """States ``[count, hidden]`` of the slots behind ``anchor``, an id of shape ``[1]``."""
         masks = mx.full((count,), self.config.mask_token_id, dtype=anchor.dtype)
-        scores = self._head(self.hidden(mx.concatenate([anchor, masks]))[1:])
-        if self.config.output_multiplier != 1.0:
-            scores = scores * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return scores if cap is None else cap * mx.tanh(scores / cap)
+        return self.hidden(mx.concatenate([anchor, masks]))[1:]
+
+    def scores(self, states: mx.array) -> mx.array:
+        """Logits ``[count, vocab]`` of slots, from their states."""
+        config, scores = self.config, self._head(states)
+        if config.output_multiplier != 1.0:
+            scores = scores * config.output_multiplier
+        if config.final_logit_softcapping is not None:
+            scores = scores.astype(mx.float32) / config.final_logit_softcapping
+            scores = config.final_logit_softcapping * mx.tanh(scores)
+        if self._ids is None:
+            return scores
+        assert config.vocab_size is not None
+        whole = mx.full((scores.shape[0], config.vocab_size), -mx.inf, dtype=scores.dtype)
+        ids = mx.broadcast_to(self._ids, scores.shape)
+        return mx.put_along_axis(whole, ids, scores, axis=-1)
 
     def hidden(self, block: mx.array) -> mx.array:
         """States ``[rows, hidden]`` after the final norm for block ids that follow the context."""
@@ -156,9 +184,10 @@ class MlxDraft:
             key = (self.config.layer_kinds[index], self.config.causal[index])
             if key not in masks:
                 masks[key] = self._mask(block.shape[0], self._caches[index], key[1])
-            x = x + self._attend(index, self._rms(x, layer.input_norm), masks[key])
-            gate, up = mx.split(layer.gate_up(self._rms(x, layer.post_norm)), 2, axis=-1)
-            x = x + layer.down(gate * mx.sigmoid(gate) * up)
+            attend = partial(self._attend, index, masks[key])
+            x = x + _around(layer.attention_conv, self._rms(x, layer.input_norm), attend)
+            feed = partial(_feed_forward, layer)
+            x = x + _around(layer.mlp_conv, self._rms(x, layer.post_norm), feed)
         return self._rms(x, self._norm)
 
     def context(self, layer: int) -> tuple[mx.array, mx.array]:
@@ -177,7 +206,7 @@ class MlxDraft:
         """Size of the weights."""
         return sum(a.nbytes for a in self._weights())
 
-    def _attend(self, index: int, x: mx.array, mask: mx.array | None) -> mx.array:
+    def _attend(self, index: int, mask: mx.array | None, x: mx.array) -> mx.array:
         config, layer, cache = self.config, self._layers[index], self._caches[index]
         rows, heads = x.shape[0], config.heads
         joined = layer.qkv(x).reshape(1, rows, -1, config.head_dim).transpose(0, 2, 1, 3)
@@ -223,7 +252,20 @@ class MlxDraft:
             own += [layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm]
             for part in (layer.qkv, layer.out, layer.gate_up, layer.down):
                 own += part.arrays()
-        return own
+            for conv in (layer.attention_conv, layer.mlp_conv):
+                own += [] if conv is None else conv.arrays()
+        if self.selector is not None:
+            own += self.selector.arrays()
+        return own if self._ids is None else [*own, self._ids]
+
+
+def _around(conv: Convolution | None, x: mx.array, sublayer: Rows) -> mx.array:
+    return sublayer(x) if conv is None else conv.around(x, sublayer)
+
+
+def _feed_forward(layer: _Layer, x: mx.array) -> mx.array:
+    gate, up = mx.split(layer.gate_up(x), 2, axis=-1)
+    return layer.down(gate * mx.sigmoid(gate) * up)
 
 
 def _layer(
@@ -240,6 +282,11 @@ def _layer(
     def norm(name: str) -> mx.array:
         return weights[f"layers.{index}.{name}.weight"]
 
+    def conv(name: str) -> Convolution | None:
+        if config.v2 is None:
+            return None
+        return Convolution(weights, f"layers.{index}.{name}", config.v2)
+
     return _Layer(
         input_norm=norm("input_layernorm"),
         qkv=get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -249,6 +296,8 @@ def _layer(
         post_norm=norm("post_attention_layernorm"),
         gate_up=get("mlp.gate_proj", "mlp.up_proj"),
         down=get("mlp.down_proj"),
+        attention_conv=conv("attention_conv"),
+        mlp_conv=conv("mlp_conv"),
     )
 
 

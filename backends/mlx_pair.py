@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,13 @@ import mlx.core as mx
 
 from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import DraftConfig, read_draft_config
-from dflash_local.errors import DraftMismatch, OptionError, WeightsError
+from dflash_local.errors import DraftMismatch, OptionError
 from dflash_local.events import LoadProgress
-from dflash_local.weights import check_draft, read_json, refuse_own_code
+from dflash_local.weights import check_draft, check_draft_ids, read_json, refuse_own_code
 
 from .mlx_backend import MlxBackend
 from .mlx_draft import MlxDraft
-from .mlx_host import wait
+from .mlx_host import read_ints, wait
 from .mlx_layers import LayeredTarget, known
 from .mlx_plain import PlainTarget, unrevocable_kinds
 from .mlx_target import Target
@@ -84,17 +85,6 @@ def _draft_config(folder: Path) -> DraftConfig:
     """The draft's numbers, once it is known to be of a kind that this backend runs."""
     refuse_own_code(read_json(folder / "config.json"), folder)
     config = read_draft_config(folder)
-    if config.v2 is not None:
-        raise WeightsError(
-            f"{folder} holds a DFlash 2 draft, which the MLX backend does not run yet.",
-            "Choose a DFlash draft.",
-        )
-    if config.draft_vocab_size is not None:
-        raise WeightsError(
-            f"{folder} holds a draft with a reduced vocabulary, which the MLX backend does not "
-            "run yet.",
-            "Choose a draft that shares the target's vocabulary.",
-        )
     check_draft(folder, config)
     return config
 
@@ -123,8 +113,15 @@ def _draft(folder: Path, config: DraftConfig, target: LayeredTarget, bits: int |
     architecture = str(mx.device_info().get("architecture", ""))
     weights = load_draft(folder, draft_dtype(architecture, bits, target.dtype))
     rows, matrix = weights.get("embed_tokens.weight"), weights.get("lm_head.weight")
-    return MlxDraft(
+    offsets = weights.get("d2t")
+    check_draft_ids(
         config,
+        target.vocab_size,
+        None if rows is None else rows.shape[0],
+        None if offsets is None else read_ints(offsets),
+    )
+    return MlxDraft(
+        replace(config, vocab_size=target.vocab_size),
         weights,
         target.embed if rows is None else lambda ids: rows[ids],
         target.head if matrix is None else lambda states: states @ matrix.T,

@@ -1,4 +1,4 @@
-"""Penalties on ids that were there before, position by position inside a block."""
+"""Penalties on ids that were seen before, position by position inside a block."""
 
 from __future__ import annotations
 
@@ -9,48 +9,59 @@ import mlx.core as mx
 from dflash_local.sampling import SamplingParams
 
 
-class Penalties:
-    """Changes scores by what came before them.
+def penalised(
+    scores: mx.array,
+    sampling: SamplingParams,
+    prompt: mx.array,
+    answer: mx.array,
+    following: mx.array | None = None,
+) -> mx.array:
+    """Scores ``[..., rows, vocab]`` in fp32 after the penalties.
 
-    Only the target's scores need it: a draft that proposes without is refused more often, and the
-    answer stays the same.
+    Args:
+        scores: the model's.
+        sampling: the penalties' strengths.
+        prompt: occurrences of every id in the prompt, ``[..., vocab]``.
+        answer: occurrences in the answer so far, ``[..., vocab]``.
+        following: ids behind that, ``[..., n]``, n being 0, 1 or the number of rows; row j has the
+            first j + 1 of them behind it.
     """
+    scores = scores.astype(mx.float32)
+    vocab = scores.shape[-1]
+    counts = answer[..., None, :vocab]
+    if following is not None and following.shape[-1]:
+        hits = following[..., None] == mx.arange(vocab)
+        counts = counts + mx.cumsum(hits.astype(mx.float32), axis=-2)
+    if sampling.repetition_penalty != 1.0:
+        strength = sampling.repetition_penalty
+        seen = (counts + prompt[..., None, :vocab]) > 0
+        weaker = mx.where(scores > 0, scores / strength, scores * strength)
+        scores = mx.where(seen, weaker, scores)
+    return scores - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
 
-    def __init__(self, sampling: SamplingParams) -> None:
-        self._repetition = sampling.repetition_penalty
-        self._presence = sampling.presence_penalty
-        self._frequency = sampling.frequency_penalty
 
-    def apply(
+class MlxPenalties:
+    """``Arithmetic`` of ``penalty_history`` for one vocabulary."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def count(self, ids: Sequence[int]) -> mx.array:
+        """Occurrences of every id, ``[vocab]``."""
+        counts = mx.zeros(self._vocab_size, dtype=mx.float32)
+        return counts if not ids else counts.at[mx.array(list(ids))].add(1.0)
+
+    def add(self, left: mx.array, right: mx.array) -> mx.array:
+        """The sum of two counts."""
+        return left + right
+
+    def penalise(
         self,
         scores: mx.array,
-        prompt: Sequence[int],
-        answer: Sequence[int],
-        block: mx.array | None = None,
+        sampling: SamplingParams,
+        prompt: mx.array,
+        answer: mx.array,
+        following: mx.array | None,
     ) -> mx.array:
-        """Scores ``[rows, vocab]`` in fp32.
-
-        Args:
-            scores: one row behind ``answer``, or one behind each id of ``block``.
-            prompt: ids that only the repetition penalty counts.
-            answer: ids of the answer so far.
-            block: ids after ``answer``; a row sees those up to its own.
-        """
-        size = scores.shape[-1]
-        counts = _counted(answer, size)[None]
-        if block is not None:
-            own = (mx.arange(size)[None] == block[:, None]).astype(mx.float32)
-            counts = counts + mx.cumsum(own, axis=0)
-        seen = (counts + _counted(prompt, size)[None]) > 0
-        scores = scores.astype(mx.float32)
-        weaker = mx.where(scores > 0, scores / self._repetition, scores * self._repetition)
-        scores = mx.where(seen, weaker, scores)
-        return scores - self._presence * (counts > 0) - self._frequency * counts
-
-
-def _counted(ids: Sequence[int], size: int) -> mx.array:
-    """How often each id occurs, ``[size]``."""
-    counts = mx.zeros((size,))
-    if not ids:
-        return counts
-    return counts.at[mx.array(list(ids), dtype=mx.int32)].add(1.0)
+        """As ``penalised``."""
+        return penalised(scores, sampling, prompt, answer, following)

@@ -88,7 +88,10 @@ def load_draft(folder: Path, dtype: mx.Dtype) -> dict[str, mx.array]:
     for file in weight_files(folder):
         read: Any = mx.load(str(file))
         tensors.update(read)
-    return {name: tensor.astype(dtype) for name, tensor in tensors.items()}
+    return {
+        name: tensor.astype(dtype if mx.issubdtype(tensor.dtype, mx.floating) else mx.int32)
+        for name, tensor in tensors.items()
+    }
 
 
 def draft_dtype(architecture: str, bits: int | None, target: mx.Dtype) -> mx.Dtype:

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_local.draft_config import DraftConfig
-from dflash_local.errors import DraftMismatch
-from dflash_local.weights import weight_files
+from dflash_local.weights import check_draft_ids, weight_files
 
 from .torch_draft import TorchDraft
 from .torch_target import TorchTarget
@@ -32,31 +31,14 @@ def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: 
         name: tensor.to(target.device, dtype if tensor.is_floating_point() else torch.long)
         for name, tensor in weights.items()
     }
+    own_rows, offsets = weights.get("embed_tokens.weight"), weights.get("d2t")
+    check_draft_ids(
+        config,
+        target.shape.vocab_size,
+        None if own_rows is None else len(own_rows),
+        None if offsets is None else offsets.tolist(),
+    )
     config = replace(config, vocab_size=target.shape.vocab_size)
-    _check_ids(placed, config)
     return TorchDraft(
         config, placed, target.embed, lambda s: target.logits(s.to(target.dtype)), context
     )
-
-
-def _check_ids(weights: dict[str, torch.Tensor], config: DraftConfig) -> None:
-    """Ids that the draft reads or writes exist on the other side."""
-    choose = "Choose the draft that was trained for this target."
-    embedding = weights.get("embed_tokens.weight")
-    if embedding is not None and embedding.shape[0] <= config.mask_token_id:
-        raise DraftMismatch(
-            f"The draft's mask id {config.mask_token_id} lies beyond its own embedding of "
-            f"{embedding.shape[0]} rows.",
-            choose,
-        )
-    offsets, vocab = weights.get("d2t"), config.vocab_size
-    if offsets is None or vocab is None:
-        return
-    ids = [index + offset for index, offset in enumerate(offsets.tolist())]
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= vocab:
-        raise DraftMismatch(
-            f"The draft maps to ids {low} to {high}, the target has 0 to {vocab - 1}.", choose
-        )
-    if len(set(ids)) != len(ids):
-        raise DraftMismatch("The draft maps two of its ids to the same id of the target.", choose)

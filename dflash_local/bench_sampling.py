@@ -74,6 +74,8 @@ def run_sampled(
         raise OptionError("There is no draft to bench.", "Load a pair with one.")
     if not prompts:
         raise OptionError("There is no prompt to bench.", "Give --prompts 1 or more.")
+    # The same width for every way: what differs is then only how ids are chosen.
+    block = engine.info.block_size if block is None else block
     best = replace(sampling, draft_temperature=0.0)
     ways: tuple[tuple[str, SamplingParams, int | None], ...] = (
         ("plain", sampling, 0),
@@ -102,7 +104,7 @@ def run_sampled(
         sampling=sampling,
         prompt_count=len(prompts),
         prompts=prompts_hash(prompts),
-        block=info.block_size if block is None else block,
+        block=block,
         model=info.target,
         draft=info.draft or "",
         backend=info.backend,

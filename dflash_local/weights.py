@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,38 @@ def check_draft(folder: Path, config: DraftConfig) -> None:
                 f"The draft in {folder} holds {name}, which its config does not call for.",
                 "Choose a DFlash draft whose config.json and weights belong together.",
             )
+
+
+def check_draft_ids(
+    config: DraftConfig, vocab_size: int, own_rows: int | None, offsets: Sequence[int] | None
+) -> None:
+    """Ids that the draft reads or writes must exist on the other side.
+
+    Args:
+        config: the draft's numbers.
+        vocab_size: the target's ids.
+        own_rows: rows of the draft's own embedding; None where it uses the target's.
+        offsets: of a reduced vocabulary, from its ids to the target's; None without one.
+
+    Raises:
+        DraftMismatch: some do not.
+    """
+    choose = "Choose the draft that was trained for this target."
+    if own_rows is not None and own_rows <= config.mask_token_id:
+        raise DraftMismatch(
+            f"The draft's mask id {config.mask_token_id} lies beyond its own embedding of "
+            f"{own_rows} rows.",
+            choose,
+        )
+    ids = [index + offset for index, offset in enumerate(offsets or ())]
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise DraftMismatch(
+            f"The draft maps to ids {min(ids)} to {max(ids)}, the target has 0 to "
+            f"{vocab_size - 1}.",
+            choose,
+        )
+    if len(set(ids)) != len(ids):
+        raise DraftMismatch("The draft maps two of its ids to the same id of the target.", choose)
 
 
 def draft_shapes(config: DraftConfig) -> Shapes:

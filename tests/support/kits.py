@@ -170,7 +170,7 @@ class _MlxProbe:
     def logits(self, anchor: int, count: int) -> Array:
         import mlx.core as mx
 
-        return np.asarray(self._draft.scores(mx.array([anchor]), count))
+        return np.asarray(self._draft.scores(self._draft.slots(mx.array([anchor]), count)))
 
     def keys(self, layer: int) -> Array:
         return np.asarray(self._draft.context(layer)[0][0])

@@ -11,7 +11,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes
 
-from dflash_local.backends.mlx_choice import Chooser, Drafted
+from dflash_local.backends.mlx_choice import Chooser
+from dflash_local.backends.mlx_draft import Adjust
+from dflash_local.backends.mlx_probs import Drafted
 from dflash_local.draft_config import parse_draft_config
 from dflash_local.weights import draft_shapes
 
@@ -222,7 +224,7 @@ class ScriptedDraft:
         assert features.shape[1] == self._width
         self.length += features.shape[0]
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser) -> Drafted:
+    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
         """Ids after position ``length``, where the anchor stands."""
         right = self._pattern[self._calls % len(self._pattern)]
         self._calls += 1

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dflash_local.draft_config import DraftConfig
 from dflash_local.sampling import SamplingParams
-from tests.support.kits import Array, DraftProbe, Kit, TorchKit, _TorchProbe
+from tests.support.kits import Array, DraftProbe, Kit, MlxKit, TorchKit, _MlxProbe, _TorchProbe
 
 Ids = npt.NDArray[np.int64]
 
@@ -193,10 +193,110 @@ def _lattice(arrays: LatticeArrays) -> Any:
 
 def _arrays(drafted: Any) -> DraftedArrays:
     """Of a chooser's draft; a greedy one has no q."""
-    ids = np.asarray(drafted.ids)
+    ids = _ids(drafted.ids)
     if drafted.q is None:
         return DraftedArrays(ids, np.ones((*ids.shape, 1), np.float32), ids[..., None])
-    return DraftedArrays(ids, np.asarray(drafted.q), np.asarray(drafted.candidates))
+    return DraftedArrays(ids, np.asarray(drafted.q), _ids(drafted.candidates))
+
+
+class MlxSamplingKit(MlxKit):
+    """MLX on whatever device it finds."""
+
+    def chooser(self, sampling: SamplingParams) -> ChooserProbe:
+        """A chooser of mlx_choice."""
+        return _MlxChooser(sampling)
+
+    def distribution(self, logits: Array, sampling: SamplingParams) -> Array:
+        """Of mlx_probs."""
+        from dflash_local.backends.mlx_probs import distribution
+
+        return np.asarray(distribution(_mx(logits), sampling, sampling.temperature))
+
+    def settle(self, probs: Array, drafted: DraftedArrays, uniforms: Array) -> tuple[Ids, Array]:
+        """Of mlx_probs."""
+        from dflash_local.backends.mlx_probs import settle
+
+        accepted, weights = settle(_mx(probs), _mx_drafted(drafted), _mx(uniforms))
+        return np.asarray(accepted)[..., 0], np.asarray(weights)
+
+    def sampled_path(
+        self, lattice: LatticeArrays, sampling: SamplingParams, uniforms: Array
+    ) -> DraftedArrays:
+        """Of mlx_probs."""
+        from dflash_local.backends.mlx_probs import distribution, sampled_path
+
+        rows = distribution(_mx(lattice.scores), sampling, sampling.drafting_temperature)
+        return _arrays(sampled_path(_mx_lattice(lattice), rows, _mx(uniforms)))
+
+    def penalised(
+        self, scores: Array, sampling: SamplingParams, prompt: Array, answer: Array, following: Ids
+    ) -> Array:
+        """Of mlx_penalties."""
+        from dflash_local.backends.mlx_penalties import penalised
+
+        return np.asarray(
+            penalised(_mx(scores), sampling, _mx(prompt), _mx(answer), _mx(following))
+        )
+
+    def lattice_draft(
+        self, config: DraftConfig, weights: Mapping[str, Array], embed: Array, head: Array
+    ) -> LatticeProbe:
+        """An MlxDraft with a selector."""
+        return _MlxLatticeProbe(config, weights, embed, head)
+
+
+class _MlxLatticeProbe(_MlxProbe):
+    def lattice(self, anchor: int, count: int) -> LatticeArrays:
+        first = _mx(np.array([anchor]))
+        states = self._draft.slots(first, count)
+        selector = self._draft.selector
+        assert selector is not None
+        found = selector.lattice(self._draft.scores(states), states, first)
+        return LatticeArrays(_ids(found.candidates), np.asarray(found.scores))
+
+
+class _MlxChooser:
+    def __init__(self, sampling: SamplingParams) -> None:
+        from dflash_local.backends.mlx_choice import chooser
+
+        self._chooser = chooser(sampling)
+
+    def draft(self, scores: Array) -> DraftedArrays:
+        return _arrays(self._chooser.draft(_mx(scores)))
+
+    def path(self, lattice: LatticeArrays) -> DraftedArrays:
+        return _arrays(self._chooser.path(_mx_lattice(lattice)))
+
+    def judge(self, scores: Array, drafted: DraftedArrays) -> tuple[Ids, Ids]:
+        judged = _ids(self._chooser.judge(_mx(scores), _mx_drafted(drafted)))
+        return judged[..., 0], judged[..., 1]
+
+    def pick(self, scores: Array) -> Ids:
+        return _ids(self._chooser.pick(_mx(scores)))
+
+
+def _mx(array: Any) -> Any:
+    """An MLX array; ids in the type that the backend gives them."""
+    import mlx.core as mx
+
+    given = np.asarray(array)
+    return mx.array(given.astype(np.int32) if given.dtype.kind == "i" else given)
+
+
+def _mx_drafted(arrays: DraftedArrays) -> Any:
+    from dflash_local.backends.mlx_probs import Drafted
+
+    return Drafted(_mx(arrays.ids), _mx(arrays.q), _mx(arrays.candidates))
+
+
+def _mx_lattice(arrays: LatticeArrays) -> Any:
+    from dflash_local.backends.mlx_probs import Lattice
+
+    return Lattice(_mx(arrays.candidates), _mx(arrays.scores))
+
+
+def _ids(array: Any) -> Ids:
+    return np.asarray(array).astype(np.int64)
 
 
 def sampling_kits() -> list[SamplingKit]:
@@ -204,4 +304,6 @@ def sampling_kits() -> list[SamplingKit]:
     kits: list[SamplingKit] = []
     if find_spec("torch"):
         kits.append(TorchSamplingKit())
+    if find_spec("mlx") and find_spec("mlx_lm"):
+        kits.append(MlxSamplingKit())
     return kits
