@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from dflash_local.draft_config import DraftConfig
 from dflash_local.errors import DraftMismatch
-from dflash_local.weights import weight_files
 
 from .torch_draft import TorchDraft
-from .torch_target import TorchTarget
+from .torch_linear import LinearMaker, dense
+from .torch_target import Target
+from .torch_weights import TensorReader
 
 
-def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: int) -> TorchDraft:
+def load_draft(
+    folder: Path, config: DraftConfig, target: Target, context: int, maker: LinearMaker = dense
+) -> TorchDraft:
     """The draft in ``folder``, whose files were compared with ``config`` before.
 
     Raises:
@@ -25,21 +28,15 @@ def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: 
     # States of version 2 drafts leave the range of fp16.
     wide = config.v2 is not None and target.dtype == torch.float16
     dtype = torch.float32 if wide else target.dtype
-    weights: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        weights |= load_file(file)
-    placed = {
-        name: tensor.to(target.device, dtype if tensor.is_floating_point() else torch.long)
-        for name, tensor in weights.items()
-    }
+    weights = TensorReader(folder, dtype, target.device)
     config = replace(config, vocab_size=target.shape.vocab_size)
-    _check_ids(placed, config)
+    _check_ids(weights, config)
     return TorchDraft(
-        config, placed, target.embed, lambda s: target.logits(s.to(target.dtype)), context
+        config, weights, target.embed, lambda s: target.logits(s.to(target.dtype)), context, maker
     )
 
 
-def _check_ids(weights: dict[str, torch.Tensor], config: DraftConfig) -> None:
+def _check_ids(weights: Mapping[str, torch.Tensor], config: DraftConfig) -> None:
     """Ids that the draft reads or writes exist on the other side."""
     choose = "Choose the draft that was trained for this target."
     embedding = weights.get("embed_tokens.weight")
