@@ -30,6 +30,8 @@ class TensorReader(Mapping[str, torch.Tensor]):
             self._places.update(dict.fromkeys(opened.keys(), opened))
 
     def __getitem__(self, name: str, /) -> torch.Tensor:
+        if name not in self._places:
+            raise KeyError(name)
         return self.read(name)
 
     def __contains__(self, name: object) -> bool:
