@@ -74,14 +74,47 @@ def _forward(
 
     The mask that the target's forward was given, ``[1, 1, groups * rows, length]``, arrives as is.
     """
-    unknown = [
-        name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None
-    ]
-    if unknown:
-        raise NotImplementedError(f"attention with {unknown[0]}")
+    if kwargs.get("position_bias") is not None:
+        raise NotImplementedError("attention with position_bias")
     mask = None if attention_mask is None else attention_mask[0, 0]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return folded_attention(query, key, value, mask, scale), None
+    sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
+    if sinks is None and softcap is None:
+        return folded_attention(query, key, value, mask, scale), None
+    assert sinks is None or isinstance(sinks, torch.Tensor)
+    assert softcap is None or isinstance(softcap, float)
+    return spelled_attention(query, key, value, mask, scale, sinks, softcap), None
+
+
+def spelled_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """``folded_attention`` step by step, for what the fused kernels lack.
+
+    ``sinks`` ``[heads]`` are scores of a column without a value; ``softcap`` bounds the scores.
+    """
+    _, heads, rows, dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    folded = query.reshape(kv_heads, groups * rows, dim)
+    scores = torch.bmm(folded, key[0].transpose(-1, -2)).mul_(scale)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    columns = scores.shape[-1]
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(kv_heads, groups, 1).expand(-1, -1, rows)
+        scores = torch.cat((scores, column.reshape(kv_heads, groups * rows, 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :columns]
+    out = torch.bmm(weights, value[0])
+    return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
 
 
 def register() -> str:

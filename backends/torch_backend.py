@@ -13,10 +13,11 @@ from dflash_local.sampling import SamplingParams
 
 from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser, chooser
+from .torch_cache import SLICE
 from .torch_draft import TorchDraft
 from .torch_penalties import TorchPenalties
 from .torch_probs import Drafted
-from .torch_target import TorchTarget
+from .torch_target import Target
 
 _PENDING_ROWS = 256
 """Rows of features kept unprojected while nothing is drafted."""
@@ -39,7 +40,7 @@ class TorchProposal:
 
 
 class TorchBackend:
-    """The contract of ``Backend`` over a ``TorchTarget`` and a ``TorchDraft``.
+    """The contract of ``Backend`` over a ``Target`` and a ``TorchDraft``.
 
     Args:
         info: what was loaded.
@@ -47,7 +48,7 @@ class TorchBackend:
         draft: the draft bound to it; None for plain decoding only.
     """
 
-    def __init__(self, info: BackendInfo, target: TorchTarget, draft: TorchDraft | None) -> None:
+    def __init__(self, info: BackendInfo, target: Target, draft: TorchDraft | None) -> None:
         self._info = info
         self._target = target
         self._draft = draft
@@ -85,28 +86,32 @@ class TorchBackend:
 
     @_inference
     def rewind(self, position: int) -> int:
-        """Go back to ``position``; both caches can be cropped anywhere."""
+        """Go back to at most ``position``, target and draft together."""
         self._last, self._open = None, ()
-        self._target.cache.crop(position)
+        reached = self._target.cache.crop(position)
         if self._draft is not None:
-            if position > self._draft.length:
+            if reached > self._draft.length:
                 self._project()
             else:
                 self._pending, self._pending_rows = [], 0
-            self._draft.crop(position)
+            self._draft.crop(reached)
             # Features of a failed round may be missing; both caches then end at the same place.
-            self._target.cache.crop(self._draft.length)
-        self._history.rewind(self._target.cache.length)
-        return self._target.cache.length
+            reached = self._target.cache.crop(self._draft.length)
+            self._draft.crop(reached)
+        self._history.rewind(reached)
+        return reached
 
     @_inference
     def extend(self, tokens: Sequence[int]) -> None:
         """One slice of a prefill; its features go to the draft at once."""
-        states = self._target.forward(self._ids(tokens))
-        self._keep_features(len(tokens), drafting=True)
-        self._target.cache.advance(len(tokens))
+        self._target.cache.mark()
+        for start in range(0, len(tokens), SLICE):
+            piece = tokens[start : start + SLICE]
+            states = self._target.forward(self._ids(piece))
+            self._keep_features(len(piece), drafting=True)
+            self._target.cache.advance(len(piece))
+            self._last = states[-1:]
         self._history.extend(tokens)
-        self._last = states[-1:]
 
     @_inference
     def sample(self) -> int:

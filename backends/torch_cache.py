@@ -1,45 +1,84 @@
-"""Preallocated K/V: written by index, cropped by a number, never concatenated."""
+"""Preallocated K/V: written in place, cropped by a number, never concatenated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from .torch_attention import empty_keys
+from .torch_recurrent import RecurrentStates
+
+SLICE = 512
+"""Most rows of one forward: windowed layers leave room for as many behind their window."""
+
+_REACH = 256
+"""Rows before the window that a windowed layer keeps at least, so that short rewinds reach."""
+
+_CACHED_ROWS = 32
+"""Up to this many rows a forward's masks are views of a matrix that is made once."""
 
 
-class KVCache:
-    """K and V of every layer for positions ``0 .. length - 1``.
+class LayerRows(Protocol):
+    """The numbers of a layer that its K/V depend on."""
+
+    @property
+    def window(self) -> int | None:
+        """Rows that a query sees, itself included; None is all."""
+        ...
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of K and V."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        ...
+
+    @property
+    def stored(self) -> bool:
+        """Whether the layer keeps K/V of its own."""
+        ...
+
+
+class TargetCache(Protocol):
+    """What a target remembers of the rows that it saw.
 
     A forward writes its rows behind ``length`` and sees them at once; ``advance`` makes them
-    part of the cache, so a crop, or forgetting a failed forward, is an assignment. Sliding layers
-    keep all rows, which makes any crop exact, and read only their window.
-
-    Args:
-        windows: per layer, the rows that a query sees, itself included; None is all.
-        kv_heads: K/V heads of a layer.
-        head_dim: size of a head.
-        capacity: positions to hold.
+    part of the cache, so forgetting a failed forward is doing nothing.
     """
 
-    def __init__(
-        self,
-        windows: Sequence[int | None],
-        kv_heads: int,
-        head_dim: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.length = 0
-        self.capacity = capacity
-        self.windows = tuple(windows)
-        # Uninitialised on purpose: pages that no row reached yet cost nothing on the CPU.
-        shape = (len(self.windows), 1, kv_heads, capacity, head_dim)
-        self._keys = empty_keys(shape, dtype, device)
-        self._values = torch.empty(shape, dtype=dtype, device=device)
+    @property
+    def length(self) -> int:
+        """Positions that count."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffers."""
+        ...
+
+    def begin(self, rows: int) -> None:
+        """Make room for ``rows`` rows behind ``length``; every forward starts with it."""
+        ...
+
+    def take(self, table: torch.Tensor) -> torch.Tensor:
+        """The entries ``[rows, ...]`` of a per-position table for the rows begun."""
+        ...
+
+    def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
+        """Additive mask ``[groups * rows, columns]`` over what ``update`` returns.
+
+        None where every row sees every column.
+        """
+        ...
+
+    def columns(self, window: int | None) -> int:
+        """Rows of K/V that ``update`` returns for the rows begun."""
+        ...
 
     def update(
         self,
@@ -51,42 +90,206 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one layer's new rows and return what its queries may see.
 
-        Called by the attention layers of transformers; the shapes are ``[1, kv_heads, rows, dim]``.
+        The shapes are ``[1, kv_heads, rows, dim]``; transformers calls it too.
         """
-        rows = key_states.shape[2]
-        first, end = self.first_visible(layer_idx), self.length + rows
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[:, :, self.length : end] = key_states
-        values[:, :, self.length : end] = value_states
-        return keys[:, :, first:end], values[:, :, first:end]
-
-    def first_visible(self, layer: int) -> int:
-        """The first position that any row behind ``length`` sees in a layer."""
-        window = self.windows[layer]
-        return 0 if window is None else max(0, self.length - window + 1)
+        ...
 
     def advance(self, rows: int) -> None:
         """Make the first ``rows`` rows behind ``length`` part of the cache."""
-        self.length += rows
+        ...
 
-    def crop(self, length: int) -> None:
-        """Forget every position from ``length`` on."""
-        self.length = min(self.length, length)
+    def mark(self) -> None:
+        """Remember this length as one that ``crop`` reaches; the mark before is forgotten."""
+        ...
+
+    def crop(self, length: int) -> int:
+        """Go back to at most ``length`` positions, and say where it got to."""
+        ...
+
+
+class SlicedCache:
+    """K and V of every layer, addressed by a length that the host knows: views, no gathers.
+
+    A windowed layer holds its window, a slice and a margin in temporal order; when it is full
+    the rows that still matter move to the front. So any crop within the margin is exact, also
+    after the window was passed, and one that goes further back restarts from nothing.
+
+    Args:
+        layers: the numbers of every layer.
+        capacity: positions to hold.
+        recurrent: the states of layers that keep no rows.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerRows],
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        recurrent: RecurrentStates | None = None,
+    ) -> None:
+        self.recurrent = recurrent
+        self._length = 0
+        self._rows = 0
+        self._dtype, self._device = dtype, device
+        self.windows = tuple(layer.window for layer in layers)
+        self._base = dict.fromkeys(self.windows, 0)
+        """Per window, the position of the first row in the buffers."""
+        self._room = {window: buffer_rows(window, capacity) for window in self.windows}
+        # Uninitialised on purpose: pages that no row reached yet cost nothing on the CPU.
+        shapes = [
+            (1, layer.kv_heads, self._room[layer.window] if layer.stored else 0, layer.head_dim)
+            for layer in layers
+        ]
+        self._keys = [empty_keys(shape, dtype, device) for shape in shapes]
+        self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self._positions = torch.arange(capacity, device=device)
+        self._bands: dict[tuple[int | None, int, int], torch.Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions that count."""
+        return self._length
 
     @property
     def bytes(self) -> int:
-        """Size of the buffers."""
-        return 2 * self._values.numel() * self._values.element_size()
+        """Size of the buffers and of recurrent states."""
+        own = sum(b.numel() * b.element_size() for b in (*self._keys, *self._values))
+        return own + (self.recurrent.bytes if self.recurrent else 0)
+
+    def begin(self, rows: int) -> None:
+        """Make room; windowed rows move to the front when they reach the end."""
+        self._rows = rows
+        for window, base in self._base.items():
+            if window is None or self._length + rows - base <= self._room[window]:
+                continue
+            first = self._length - (window - 1) - _REACH
+            kept = self._length - first
+            for index, own in enumerate(self.windows):
+                if own == window:
+                    for buffer in (self._keys[index], self._values[index]):
+                        held = buffer[:, :, first - base : self._length - base]
+                        buffer[:, :, :kept] = held.clone()
+            self._base[window] = first
+
+    def take(self, table: torch.Tensor) -> torch.Tensor:
+        """A view of the table."""
+        return table[self._length : self._length + self._rows]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Positions ``[rows]`` of the rows begun."""
+        return self.take(self._positions)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows; what comes back begins at the first row that any of them sees."""
+        window = self.windows[layer_idx]
+        base = self._base[window]
+        start = self._length - base
+        end = start + self._rows
+        first = self._length - self._past(window) - base
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
+        """None for one row; else the right end of a band, made once for each number of rows."""
+        rows = self._rows
+        if rows == 1:
+            return None
+        past = self._past(window)
+        if rows > _CACHED_ROWS:
+            return self._band(rows, past, window, groups)
+        longest = len(self._positions) if window is None else window - 1
+        key = (window, groups, rows)
+        band = self._bands.get(key)
+        if band is None:
+            band = self._bands[key] = self._band(rows, longest, window, groups)
+        return band[:, longest - past :]
+
+    def columns(self, window: int | None) -> int:
+        """The visible past and the new rows."""
+        return self._past(window) + self._rows
+
+    def advance(self, rows: int) -> None:
+        """Make rows count."""
+        if self.recurrent is not None:
+            self.recurrent.keep(rows, self._rows)
+        self._length += rows
+
+    def mark(self) -> None:
+        """Recurrent states are copied; K/V rows can be cropped anyway."""
+        if self.recurrent is not None:
+            self.recurrent.mark(self._length)
+
+    def crop(self, length: int) -> int:
+        """Exact for full layers; windowed ones must still hold the window before ``length``, and
+        recurrent ones only reach the mark."""
+        length = min(self._length, length)
+        if self.recurrent is not None and length < self._length:
+            length = self.recurrent.reach(length)
+        for window, base in self._base.items():
+            if window is not None and base and length - (window - 1) < base:
+                length = 0
+        if length == 0:
+            self._base = dict.fromkeys(self._base, 0)
+        if self.recurrent is not None and length < self._length:
+            self.recurrent.go_back(length)
+        self._length = length
+        return length
+
+    # What recurrent layers of transformers ask of a cache.
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The convolution's window; None before the first row."""
+        return None if self.recurrent is None else self.recurrent.get_conv_state(layer_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The matrix state; None before the first row."""
+        return None if self.recurrent is None else self.recurrent.get_recurrent_state(layer_idx)
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, **kwargs: object
+    ) -> torch.Tensor:
+        """See ``RecurrentStates``."""
+        assert self.recurrent is not None
+        return self.recurrent.update_conv_state(conv_states, layer_idx, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: object
+    ) -> torch.Tensor:
+        """See ``RecurrentStates``."""
+        assert self.recurrent is not None
+        return self.recurrent.update_recurrent_state(recurrent_states, layer_idx)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True: a forward must not change the window in place."""
+        return True
+
+    def _past(self, window: int | None) -> int:
+        """Earlier positions that the rows begun see together."""
+        return self._length if window is None else min(self._length, window - 1)
+
+    def _band(self, rows: int, past: int, window: int | None, groups: int) -> torch.Tensor:
+        """The mask of ``rows`` rows that follow ``past`` columns."""
+        queries = torch.arange(past, past + rows, device=self._device)[:, None]
+        keys = torch.arange(past + rows, device=self._device)[None, :]
+        hidden = keys > queries
+        if window is not None:
+            hidden |= queries - keys >= window
+        band = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return band.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
 
 
-def visible_rows(start: int, rows: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Bool ``[rows, length]``: what each of ``rows`` causal queries from ``start`` sees.
-
-    Columns begin at the first position that any row sees, as ``KVCache.update`` returns them.
-    """
-    first = 0 if window is None else max(0, start - window + 1)
-    queries = torch.arange(start, start + rows, device=device)[:, None]
-    keys = torch.arange(first, start + rows, device=device)[None, :]
-    if window is None:
-        return keys <= queries
-    return (keys <= queries) & (queries - keys < window)
+def buffer_rows(window: int | None, capacity: int) -> int:
+    """Rows that a layer's buffers hold."""
+    return capacity if window is None else min(capacity, window - 1 + _REACH + SLICE)

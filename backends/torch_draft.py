@@ -17,6 +17,8 @@ from dflash_local.draft_config import DraftConfig
 
 from .torch_attention import additive_mask, empty_keys, folded_attention
 from .torch_draft2 import Convolution, Selector
+from .torch_linear import Linear, LinearMaker, dense, tensor_bytes
+from .torch_rope import RopeTable, rotate
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -28,17 +30,24 @@ class _Layer:
     """Weights of one draft layer; projections that read the same input are one matrix."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor
     k_norm: torch.Tensor
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: Linear
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
     attention_conv: Convolution | None
     mlp_conv: Convolution | None
+
+    @property
+    def bytes(self) -> int:
+        """Size of its weights."""
+        own = [self.input_norm, self.q_norm, self.k_norm, self.post_norm]
+        for conv in (self.attention_conv, self.mlp_conv):
+            own += [] if conv is None else conv.tensors
+        products = (self.qkv, self.out, self.gate_up, self.down)
+        return tensor_bytes(*own) + sum(product.bytes for product in products)
 
 
 class TorchDraft:
@@ -50,6 +59,7 @@ class TorchDraft:
         embed: the target's input embedding; the draft's own is used where the file has one.
         head: the target's output head; likewise.
         capacity: context positions to hold.
+        maker: stores the products; what version 2 adds stays as it is.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class TorchDraft:
         embed: Embed,
         head: Head,
         capacity: int,
+        maker: LinearMaker = dense,
     ) -> None:
         self.config = config
         own_rows = weights.get("embed_tokens.weight")
@@ -69,19 +80,23 @@ class TorchDraft:
         self.selector = None if config.v2 is None else Selector(weights, config.v2)
         """Chooses a path through the slots' best ids; None where slots are independent."""
         self._extra = [t for t in (own_rows, own_head, self._offsets) if t is not None]
-        self._fc = weights["fc.weight"]
+        fc = weights["fc.weight"]
+        self.device, self.dtype = fc.device, fc.dtype
+        self._fc = maker("draft.fc", fc)
+        del fc
         self._hidden_norm = weights["hidden_norm.weight"]
         self._norm = weights["norm.weight"]
-        self._layers = [_layer(weights, i, config) for i in range(config.layers)]
-        self.device, self.dtype = self._fc.device, self._fc.dtype
         # Every layer reads the same context states, so one product serves all their K and V.
-        q_rows = config.heads * config.head_dim
-        self._context_kv = torch.cat([layer.qkv[q_rows:] for layer in self._layers])
-        biases = [layer.qkv_bias[q_rows:] for layer in self._layers if layer.qkv_bias is not None]
-        self._context_bias = torch.cat(biases) if biases else None
+        self._context_kv = _context_kv(weights, config, maker)
+        self._layers = [_layer(weights, i, config, maker) for i in range(config.layers)]
         self._k_norms = torch.stack([layer.k_norm for layer in self._layers])[None, :, None]
-        inverse = torch.tensor(config.rope.inverse_frequencies(config.head_dim))
-        self._frequencies = inverse.to(self.device)
+        self._rope = RopeTable(
+            torch.tensor(config.rope.inverse_frequencies(config.head_dim)),
+            config.rope.attention_factor,
+            capacity + config.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
         self.length = 0
         # Room for a block behind the context: its rows are written there and never kept.
         shape = (config.layers, 1, config.kv_heads, capacity + config.block_size, config.head_dim)
@@ -91,10 +106,10 @@ class TorchDraft:
     @property
     def bytes(self) -> int:
         """Size of the weights."""
-        layers = [t for layer in self._layers for t in _tensors(layer)]
-        own = [self._fc, self._hidden_norm, self._norm, self._context_kv, *layers, *self._extra]
+        own = [self._hidden_norm, self._norm, *self._extra]
         own += [] if self.selector is None else self.selector.tensors
-        return sum(t.numel() * t.element_size() for t in own)
+        products = self._fc.bytes + self._context_kv.bytes
+        return products + sum(layer.bytes for layer in self._layers) + tensor_bytes(*own)
 
     @property
     def cache_bytes(self) -> int:
@@ -112,12 +127,12 @@ class TorchDraft:
     def append(self, features: torch.Tensor) -> None:
         """Project tapped states ``[rows, taps * target hidden]`` into the context K/V."""
         config, rows = self.config, features.shape[0]
-        context = self._rms(F.linear(features.to(self.dtype), self._fc), self._hidden_norm)
-        kv = F.linear(context, self._context_kv, self._context_bias)
+        context = self._rms(self._fc(features.to(self.dtype)), self._hidden_norm)
+        kv = self._context_kv(context)
         kv = kv.view(rows, config.layers, 2, config.kv_heads, config.head_dim)
         keys = self._rms(kv[:, :, 0], self._k_norms)
-        cos, sin = self._rope(self.length, rows)
-        keys = _rotate(keys, cos[:, None, None], sin[:, None, None])
+        cos, sin = self._rotation(rows)
+        keys = rotate(keys, cos[:, None], sin[:, None])
         end = self.length + rows
         self._keys[:, 0, :, self.length : end] = keys.permute(1, 2, 0, 3)
         self._values[:, 0, :, self.length : end] = kv[:, :, 1].permute(1, 2, 0, 3)
@@ -126,12 +141,14 @@ class TorchDraft:
     def hidden(self, block: torch.Tensor) -> torch.Tensor:
         """States ``[rows, hidden]`` after the final norm for block ids that follow the context."""
         rows = block.shape[0]
-        cos, sin = self._rope(self.length, rows)
+        cos, sin = self._rotation(rows)
         masks = {
             key: self._mask(rows, *key)
             for key in set(zip(self.config.layer_kinds, self.config.causal, strict=True))
         }
-        states = self._embed(block).to(self.dtype) * self.config.input_embedding_scale
+        states = self._embed(block).to(self.dtype)
+        if self.config.input_embedding_scale != 1.0:
+            states = states * self.config.input_embedding_scale
         for index, layer in enumerate(self._layers):
             key = (self.config.layer_kinds[index], self.config.causal[index])
             attend = partial(self._attend, index, layer, cos, sin, masks[key])
@@ -174,12 +191,12 @@ class TorchDraft:
         normed: torch.Tensor,
     ) -> torch.Tensor:
         config, rows = self.config, normed.shape[0]
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows, -1, config.head_dim)
+        heads = layer.qkv(normed).view(rows, -1, config.head_dim)
         query, key, value = torch.split(
             heads, [config.heads, config.kv_heads, config.kv_heads], dim=1
         )
-        query = _rotate(self._rms(query, layer.q_norm), cos[:, None], sin[:, None])
-        key = _rotate(self._rms(key, layer.k_norm), cos[:, None], sin[:, None])
+        query = rotate(self._rms(query, layer.q_norm), cos, sin)
+        key = rotate(self._rms(key, layer.k_norm), cos, sin)
         first, end = self._first_visible(config.layer_kinds[index]), self.length + rows
         keys, values = self._keys[index], self._values[index]
         keys[0, :, self.length : end] = key.transpose(0, 1)
@@ -191,7 +208,7 @@ class TorchDraft:
             mask,
             config.head_dim**-0.5,
         )
-        return F.linear(out.reshape(rows, -1), layer.out, layer.out_bias)
+        return layer.out(out.reshape(rows, -1))
 
     def _first_visible(self, kind: str) -> int:
         window = self.config.sliding_window
@@ -219,12 +236,10 @@ class TorchDraft:
         normed = F.rms_norm(states, states.shape[-1:], eps=self.config.rms_norm_eps)
         return normed * weight
 
-    def _rope(self, start: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine ``[rows, head_dim / 2]`` of absolute positions from ``start``."""
-        positions = torch.arange(start, start + rows, device=self.device, dtype=torch.float32)
-        angles = positions[:, None] * self._frequencies
-        factor = self.config.rope.attention_factor
-        return (angles.cos() * factor).to(self.dtype), (angles.sin() * factor).to(self.dtype)
+    def _rotation(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine ``[rows, 1, head_dim]`` of the rows behind the context."""
+        places = slice(self.length, self.length + rows)
+        return self._rope.cos[places], self._rope.sin[places]
 
 
 def _around(conv: Convolution | None, normed: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:
@@ -232,47 +247,52 @@ def _around(conv: Convolution | None, normed: torch.Tensor, sublayer: Sublayer) 
 
 
 def _feed_forward(layer: _Layer, normed: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, layer.down)
+    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+    return layer.down(F.silu(gate).mul_(up))
 
 
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding in half-rotation form on the last axis."""
-    left, right = heads.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+def _layer(
+    weights: Mapping[str, torch.Tensor], index: int, config: DraftConfig, maker: LinearMaker
+) -> _Layer:
+    place = f"layers.{index}."
 
+    def norm(name: str) -> torch.Tensor:
+        return weights[f"{place}{name}.weight"]
 
-def _layer(weights: Mapping[str, torch.Tensor], index: int, config: DraftConfig) -> _Layer:
-    def get(name: str) -> torch.Tensor:
-        return weights[f"layers.{index}.{name}.weight"]
-
-    def bias(*names: str) -> torch.Tensor | None:
-        if not config.attention_bias:
-            return None
-        return torch.cat([weights[f"layers.{index}.self_attn.{name}.bias"] for name in names])
+    def product(name: str, *parts: str, bias: bool = False) -> Linear:
+        weight, added = _joined(weights, [place + part for part in parts], bias)
+        return maker(f"draft.{index}.{name}", weight, added)
 
     def conv(name: str) -> Convolution | None:
-        if config.v2 is None:
-            return None
-        return Convolution(weights, f"layers.{index}.{name}", config.v2)
+        return None if config.v2 is None else Convolution(weights, place + name, config.v2)
 
+    heads = tuple(f"self_attn.{name}_proj" for name in "qkv")
     return _Layer(
-        input_norm=get("input_layernorm"),
-        qkv=torch.cat([get(f"self_attn.{name}_proj") for name in "qkv"]),
-        qkv_bias=bias("q_proj", "k_proj", "v_proj"),
-        q_norm=get("self_attn.q_norm"),
-        k_norm=get("self_attn.k_norm"),
-        out=get("self_attn.o_proj"),
-        out_bias=bias("o_proj"),
-        post_norm=get("post_attention_layernorm"),
-        gate_up=torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]),
-        down=get("mlp.down_proj"),
+        input_norm=norm("input_layernorm"),
+        qkv=product("qkv", *heads, bias=config.attention_bias),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        out=product("out", "self_attn.o_proj", bias=config.attention_bias),
+        post_norm=norm("post_attention_layernorm"),
+        gate_up=product("gate_up", "mlp.gate_proj", "mlp.up_proj"),
+        down=product("down", "mlp.down_proj"),
         attention_conv=conv("attention_conv"),
         mlp_conv=conv("mlp_conv"),
     )
 
 
-def _tensors(layer: _Layer) -> list[torch.Tensor]:
-    fields = [getattr(layer, name) for name in _Layer.__slots__]
-    convolved = [t for f in fields if isinstance(f, Convolution) for t in f.tensors]
-    return [*(field for field in fields if isinstance(field, torch.Tensor)), *convolved]
+def _context_kv(
+    weights: Mapping[str, torch.Tensor], config: DraftConfig, maker: LinearMaker
+) -> Linear:
+    """K and V of all layers for context states, ``[layers * 2 * kv_heads * head_dim]`` outputs."""
+    parts = [f"layers.{i}.self_attn.{n}_proj" for i in range(config.layers) for n in "kv"]
+    weight, bias = _joined(weights, parts, config.attention_bias)
+    return maker("draft.context", weight, bias)
+
+
+def _joined(
+    weights: Mapping[str, torch.Tensor], names: list[str], bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights, and biases where there are any, of products that read the same input."""
+    weight = torch.cat([weights[f"{name}.weight"] for name in names])
+    return weight, torch.cat([weights[f"{name}.bias"] for name in names]) if bias else None

@@ -6,16 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from dflash_local.draft_config import DraftConfig
-from dflash_local.weights import check_draft_ids, weight_files
+from dflash_local.weights import check_draft_ids
 
 from .torch_draft import TorchDraft
-from .torch_target import TorchTarget
+from .torch_linear import LinearMaker, dense
+from .torch_target import Target
+from .torch_weights import TensorReader
 
 
-def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: int) -> TorchDraft:
+def load_draft(
+    folder: Path, config: DraftConfig, target: Target, context: int, maker: LinearMaker = dense
+) -> TorchDraft:
     """The draft in ``folder``, whose files were compared with ``config`` before.
 
     Raises:
@@ -24,13 +27,7 @@ def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: 
     # States of version 2 drafts leave the range of fp16.
     wide = config.v2 is not None and target.dtype == torch.float16
     dtype = torch.float32 if wide else target.dtype
-    weights: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        weights |= load_file(file)
-    placed = {
-        name: tensor.to(target.device, dtype if tensor.is_floating_point() else torch.long)
-        for name, tensor in weights.items()
-    }
+    weights = TensorReader(folder, dtype, target.device)
     own_rows, offsets = weights.get("embed_tokens.weight"), weights.get("d2t")
     check_draft_ids(
         config,
@@ -40,5 +37,5 @@ def load_draft(folder: Path, config: DraftConfig, target: TorchTarget, context: 
     )
     config = replace(config, vocab_size=target.shape.vocab_size)
     return TorchDraft(
-        config, placed, target.embed, lambda s: target.logits(s.to(target.dtype)), context
+        config, weights, target.embed, lambda s: target.logits(s.to(target.dtype)), context, maker
     )

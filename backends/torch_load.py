@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import transformers
 
 from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
-from dflash_local.errors import BackendUnavailable, OptionError, WeightsError
+from dflash_local.errors import OptionError
 from dflash_local.events import LoadProgress
-from dflash_local.weights import (
-    check_draft,
-    folder_shapes,
-    read_json,
-    refuse_own_code,
-)
+from dflash_local.weights import check_draft
 
-from . import torch_attention
 from .torch_backend import TorchBackend
+from .torch_config import stop_ids, target_config, target_shape
 from .torch_draft_load import load_draft
-from .torch_target import TargetShape, TorchTarget
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Values of ``model_type`` whose attention and caches are covered by tests."""
+from .torch_graphs import GraphedTarget
+from .torch_lean import LeanTarget
+from .torch_open_target import open_target
+from .torch_quant import Quantiser, scheme_of_bits
+from .torch_target import Target
 
 DEFAULT_CONTEXT = 8192
 
@@ -55,7 +51,17 @@ class Options(Protocol):
 
     @property
     def quantize(self) -> str | None:
-        """Only None is possible yet."""
+        """``nf4``, ``int8`` or ``none`` for the body; None is NF4 on CUDA."""
+        ...
+
+    @property
+    def head_bits(self) -> int | None:
+        """4, 8 or 16 for the output head; None is as the body."""
+        ...
+
+    @property
+    def draft_bits(self) -> int | None:
+        """4, 8 or 16 for the draft; None is as the body."""
         ...
 
 
@@ -75,14 +81,17 @@ def open_pair(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = _dtype(options.dtype, device)
-    if options.quantize not in (None, "none"):
-        raise OptionError(f"Quantisation {options.quantize!r} is not available on this backend.")
+    quantiser = Quantiser()
+    scheme = options.quantize or _scheme(device)
+    body = quantiser.maker(scheme)
+    head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
+    drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
     if device.type == "cpu":
         torch.set_num_threads(options.threads or _threads())
     steps = 3 if draft_dir else 2
     progress(LoadProgress("checking files", 0, steps))
-    config = _target_config(target_dir)
-    shape = _shape(config, target_dir)
+    config = target_config(target_dir)
+    shape = target_shape(config)
     limit = int(config.max_position_embeddings)
     context = _context(options.context, limit)
     draft_config = None
@@ -90,18 +99,19 @@ def open_pair(
         draft_config = read_draft_config(draft_dir)
         draft_config.check_target(
             hidden_size=shape.hidden_size,
-            layers=shape.layers,
+            layers=len(shape.layers),
             embedding_rows=shape.embedding_rows,
         )
         check_draft(draft_dir, draft_config)
     progress(LoadProgress("loading the target", 1, steps))
-    model = _load_target(target_dir, config, dtype, device)
     taps = draft_config.target_layer_ids if draft_config else ()
-    target = TorchTarget(model, shape, taps, context)
+    target = open_target(
+        target_dir, config, shape, taps, context, dtype, device, body=body, head=head
+    )
     draft = None
     if draft_dir is not None and draft_config is not None:
         progress(LoadProgress("loading the draft", 2, steps))
-        draft = load_draft(draft_dir, draft_config, target, context)
+        draft = load_draft(draft_dir, draft_config, target, context, drafting)
     progress(LoadProgress("ready", steps, steps))
     info = BackendInfo(
         backend="torch",
@@ -109,13 +119,13 @@ def open_pair(
         draft=draft_dir.name if draft_dir else None,
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
         dtype={v: k for k, v in _DTYPES.items()}[dtype],
-        quantization="none",
+        quantization=scheme,
         vocab_size=shape.vocab_size,
         block_size=draft_config.block_size if draft_config else 1,
         context=context,
-        stop_ids=_stop_ids(target_dir, config),
+        stop_ids=stop_ids(target_dir, config),
         versions=(("torch", torch.__version__), ("transformers", transformers.__version__)),
-        kernels=(f"{torch.get_num_threads()} threads",) if device.type == "cpu" else (),
+        kernels=_kernels(device, target, quantiser),
     )
     return TorchBackend(info, target, draft)
 
@@ -155,89 +165,18 @@ def _context(asked: int | None, limit: int) -> int:
     return asked
 
 
-def _target_config(folder: Path) -> Any:
-    raw = read_json(folder / "config.json")
-    refuse_own_code(raw, folder)
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise BackendUnavailable(
-            f"The torch backend does not run {family!r} models yet.",
-            f"It runs {', '.join(FAMILIES)}.",
-        )
-    folder_shapes(folder)
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise WeightsError(f"{folder}/config.json is not usable: {error}") from error
+def _scheme(device: torch.device) -> str:
+    """Four bits where memory bandwidth decides and the kernels are there."""
+    return "nf4" if device.type == "cuda" and find_spec("bitsandbytes") else "none"
 
 
-def _shape(config: Any, folder: Path) -> TargetShape:
-    layers = int(config.num_hidden_layers)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    vocab = int(config.vocab_size)
-    return TargetShape(
-        hidden_size=int(config.hidden_size),
-        layers=layers,
-        heads=int(config.num_attention_heads),
-        kv_heads=int(config.num_key_value_heads),
-        head_dim=int(head_dim),
-        vocab_size=vocab,
-        embedding_rows=vocab,
-        windows=_windows(config, layers),
+def _kernels(device: torch.device, target: Target, quantiser: Quantiser) -> tuple[str, ...]:
+    """How it runs, in words."""
+    words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
+    words.append(
+        "lean forward" if isinstance(target, LeanTarget | GraphedTarget) else "transformers forward"
     )
-
-
-def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    window: int | None = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention" if window else "full_attention"] * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from printing while it loads; what it finds is reported as errors."""
-    logging = transformers.utils.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _load_target(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    try:
-        with _quiet():
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation=torch_attention.register(),
-                trust_remote_code=False,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise WeightsError(
-            f"{folder} cannot be loaded: {error}", "Pull the model again."
-        ) from error
-    problems = [*report["missing_keys"], *(str(k) for k in report.get("mismatched_keys", ()))]
-    if problems:
-        raise WeightsError(f"{folder} lacks {sorted(problems)[0]}.", "Pull the model again.")
-    return model.eval().to(device)
-
-
-def _stop_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Every end-of-sequence id of the generation config, else of the model's config."""
-    path = folder / "generation_config.json"
-    ids = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = config.eos_token_id if ids is None else ids
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    if quantiser.quantised_weights:
+        each = quantiser.quantised_bytes / quantiser.quantised_weights
+        words.append(f"{each:.2f} bytes per quantised weight")
+    return (*words, *(f"not quantised: {name}" for name in quantiser.refused))

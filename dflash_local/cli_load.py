@@ -29,6 +29,18 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--context", type=int, metavar="N", help="positions that the caches hold")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")
+    group.add_argument(
+        "--quantize",
+        choices=("nf4", "int8", "none"),
+        help="how the target is stored (torch); default: nf4 on CUDA, none on the CPU",
+    )
+    for part in ("draft", "head"):
+        group.add_argument(
+            f"--{part}-bits",
+            type=int,
+            choices=(4, 8, 16),
+            help=f"bits per weight of the {part}; default: as the target",
+        )
 
 
 def block_rows(text: str) -> int | None:
@@ -57,6 +69,9 @@ def open_engine(args: argparse.Namespace) -> Engine:
         dtype=args.dtype,
         context=args.context,
         threads=args.threads,
+        quantize=args.quantize,
+        draft_bits=args.draft_bits,
+        head_bits=args.head_bits,
         progress=show,
     )
 

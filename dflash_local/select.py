@@ -36,7 +36,11 @@ class LoadOptions:
     threads: int | None = None
     """CPU threads."""
     quantize: str | None = None
+    """``nf4``, ``int8`` or ``none`` on torch."""
     draft_bits: int | None = None
+    """Bits per weight of the draft."""
+    head_bits: int | None = None
+    """Bits per weight of the target's output head."""
 
     def __post_init__(self) -> None:
         for name in ("context", "threads"):
@@ -112,6 +116,7 @@ def load(
     threads: int | None = None,
     quantize: str | None = None,
     draft_bits: int | None = None,
+    head_bits: int | None = None,
     progress: Report = lambda step: None,
 ) -> Engine:
     """Load a pair and start its engine.
@@ -125,11 +130,12 @@ def load(
         threads: CPU threads of the torch backend.
         quantize: quantisation of the target at load.
         draft_bits: quantisation of the draft at load.
+        head_bits: quantisation of the target's output head at load.
         progress: called with every step of loading, on the engine's thread.
 
     Raises:
         DflashError: what is wrong and what to do about it.
     """
-    options = LoadOptions(backend, dtype, context, threads, quantize, draft_bits)
+    options = LoadOptions(backend, dtype, context, threads, quantize, draft_bits, head_bits)
     opener = PairOpener(str(model), None if draft is None else str(draft), options)
     return Engine(partial(opener, progress))

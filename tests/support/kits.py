@@ -27,6 +27,7 @@ class Options:
     threads: int | None = 1
     quantize: str | None = None
     draft_bits: int | None = None
+    head_bits: int | None = None
 
 
 class DraftProbe(Protocol):

@@ -1,0 +1,122 @@
+"""K/V addressed by a length that lives on the device, as a captured graph needs it.
+
+Rows are written by index and read up to a bucket, so that between two buckets no shape and no
+address changes; what lies behind the length is masked. On the CPU, where nothing is captured,
+views of the rows that count are cheaper: see ``SlicedCache``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .torch_cache import LayerRows
+
+FIRST_BUCKET = 512
+
+
+class DeviceCache:
+    """The contract of ``TargetCache`` with one length tensor for all layers.
+
+    Windowed layers hold every row and read theirs through the mask, so that any crop is exact.
+
+    Args:
+        layers: the numbers of every layer.
+        capacity: positions to hold.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerRows],
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.bucket = 0
+        """Rows of K/V that the forward begun reads."""
+        self._length = 0
+        self._capacity = capacity
+        self._dtype = dtype
+        self._length_tensor = torch.zeros(1, dtype=torch.long, device=device)
+        self._places = torch.arange(capacity, device=device)
+        self._positions = self._places[:0]
+        self.windows = tuple(layer.window for layer in layers)
+        # Zeros, as masked rows are still multiplied and must not be NaN.
+        self._keys, self._values = (
+            [
+                torch.zeros(
+                    (1, layer.kv_heads, capacity, layer.head_dim), dtype=dtype, device=device
+                )
+                for layer in layers
+            ]
+            for _ in range(2)
+        )
+
+    @property
+    def length(self) -> int:
+        """Positions that count, as the host knows them."""
+        return self._length
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffers."""
+        return sum(b.numel() * b.element_size() for b in (*self._keys, *self._values))
+
+    def bucket_for(self, rows: int) -> int:
+        """The bucket that ``rows`` rows behind the length fall into."""
+        bucket = FIRST_BUCKET
+        while bucket < self._length + rows:
+            bucket *= 2
+        return min(bucket, self._capacity)
+
+    def begin(self, rows: int) -> None:
+        """Choose the bucket and compute the positions on the device."""
+        self.bucket = self.bucket_for(rows)
+        self._positions = self._places[:rows] + self._length_tensor
+
+    def take(self, table: torch.Tensor) -> torch.Tensor:
+        """The entries, gathered."""
+        return table.index_select(0, self._positions)
+
+    def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
+        """Never None: the bucket always holds rows that do not count."""
+        places, positions = self._places[: self.bucket][None], self._positions[:, None]
+        hidden = places > positions
+        if window is not None:
+            hidden |= positions - places >= window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+
+    def columns(self, window: int | None) -> int:
+        """The bucket."""
+        return self.bucket
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows by index; what comes back is the bucket."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys.index_copy_(2, self._positions, key_states)
+        values.index_copy_(2, self._positions, value_states)
+        return keys[:, :, : self.bucket], values[:, :, : self.bucket]
+
+    def advance(self, rows: int) -> None:
+        """Make rows count, on both sides."""
+        self._length += rows
+        self._length_tensor += rows
+
+    def mark(self) -> None:
+        """Any length can be reached."""
+
+    def crop(self, length: int) -> int:
+        """Exact at any length."""
+        self._length = min(self._length, length)
+        self._length_tensor.fill_(self._length)
+        return self._length

@@ -1,0 +1,84 @@
+"""What a target's config says: its family, its numbers, its stop ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from dflash_local.errors import BackendUnavailable, WeightsError
+from dflash_local.weights import folder_shapes, read_json, refuse_own_code
+
+from .torch_families import FAMILIES, THROUGH_TRANSFORMERS
+from .torch_target import LayerShape, TargetShape
+
+
+def target_config(folder: Path) -> Any:
+    """transformers' config of a checkpoint whose files are all there.
+
+    Raises:
+        WeightsError: files are missing or damaged, or want to run code of their own.
+        BackendUnavailable: nothing here runs this family.
+    """
+    raw = read_json(folder / "config.json")
+    refuse_own_code(raw, folder)
+    family = raw.get("model_type")
+    known = (*FAMILIES, *THROUGH_TRANSFORMERS)
+    if family not in known:
+        raise BackendUnavailable(
+            f"The torch backend does not run {family!r} models yet.",
+            f"It runs {', '.join(known)}.",
+        )
+    folder_shapes(folder)
+    try:
+        whole = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return whole.get_text_config(decoder=True)
+    except Exception as error:
+        raise WeightsError(f"{folder}/config.json is not usable: {error}") from error
+
+
+def target_shape(config: Any) -> TargetShape:
+    """The numbers of a target, from the config of its text part."""
+    count, vocab = int(config.num_hidden_layers), int(config.vocab_size)
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if window else "full_attention"] * count
+    # Gemma 4: full layers have heads of another size, the last layers read K/V of earlier ones.
+    each = getattr(config, "per_layer_config", None) or [config] * count
+    own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    return TargetShape(
+        hidden_size=int(config.hidden_size),
+        layers=tuple(
+            _layer_shape(
+                each[index], kind, window, stored=index < own and kind != "linear_attention"
+            )
+            for index, kind in enumerate(kinds[:count])
+        ),
+        vocab_size=vocab,
+        embedding_rows=vocab,
+    )
+
+
+def _layer_shape(config: Any, kind: str, window: int | None, *, stored: bool) -> LayerShape:
+    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return LayerShape(
+        kind=kind,
+        window=window if kind == "sliding_attention" else None,
+        heads=heads,
+        kv_heads=int(kv_heads),
+        head_dim=int(dim),
+        stored=stored,
+    )
+
+
+def stop_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Every end-of-sequence id of the generation config, else of the model's config."""
+    path = folder / "generation_config.json"
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = config.eos_token_id if ids is None else ids
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)

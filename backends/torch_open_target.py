@@ -1,0 +1,63 @@
+"""Opens a target: the lean forward where its family has one, else transformers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .torch_cache import SlicedCache
+from .torch_cache_device import DeviceCache
+from .torch_families import lean_family
+from .torch_graphs import GraphedTarget
+from .torch_hf import TransformersTarget
+from .torch_hf_load import load_model
+from .torch_lean_load import load_lean
+from .torch_linear import LinearMaker, dense
+from .torch_recurrent import RecurrentStates
+from .torch_target import Target, TargetShape
+from .torch_weights import TensorReader
+
+
+def open_target(
+    folder: Path,
+    config: Any,
+    shape: TargetShape,
+    taps: tuple[int, ...],
+    context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    body: LinearMaker = dense,
+    head: LinearMaker = dense,
+    graphs: bool | None = None,
+) -> Target:
+    """The target in ``folder`` with caches for ``context`` positions.
+
+    ``body`` and ``head`` store the products of a lean target. ``graphs`` asks for
+    caches and forwards that can be captured; None is on CUDA only, as they cost more on the CPU.
+
+    Raises:
+        WeightsError: tensors are missing or damaged.
+    """
+    family = lean_family(config)
+    if family is None:
+        hybrid = any(layer.kind == "linear_attention" for layer in shape.layers)
+        states = RecurrentStates() if hybrid else None
+        views = SlicedCache(shape.layers, context, dtype=dtype, device=device, recurrent=states)
+        model = load_model(folder, config, dtype, device)
+        return TransformersTarget(model, shape, taps, views, context)
+    cache: SlicedCache | DeviceCache
+    cuda = device.type == "cuda"
+    if cuda if graphs is None else graphs:
+        cache = DeviceCache(shape.layers, context, dtype=dtype, device=device)
+    else:
+        cache = SlicedCache(shape.layers, context, dtype=dtype, device=device)
+    reader = TensorReader(folder, dtype, device)
+    target = load_lean(
+        reader, config, family, shape, taps, cache, capacity=context, body=body, head=head
+    )
+    if isinstance(cache, DeviceCache):
+        return GraphedTarget(target, cache, taps=bool(taps), capture=cuda)
+    return target

@@ -1,0 +1,181 @@
+"""NF4 and int8 weights through bitsandbytes, quantised one at a time while a model loads."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from dflash_local.errors import BackendUnavailable, OptionError
+
+from .torch_linear import DenseLinear, Linear, LinearMaker, dense, tensor_bytes
+
+BLOCK = 64
+"""Weights that share a scale."""
+
+SCHEMES = ("nf4", "int8", "none")
+
+BITS = {4: "nf4", 8: "int8", 16: "none"}
+"""What a number of bits per weight means."""
+
+
+class Nf4Linear:
+    """Four bits per weight and a scale per 64 of a row.
+
+    The fused kernels are called without their module: that would cost about as much host time
+    as the product itself takes for a few rows.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        import bitsandbytes as bnb
+
+        rows, columns = weight.shape
+        module: Any = bnb.nn.Linear4bit(
+            columns,
+            rows,
+            bias=False,
+            compute_dtype=torch.bfloat16,
+            compress_statistics=False,
+            quant_type="nf4",
+            device="meta",
+        )
+        module.weight = bnb.nn.Params4bit(
+            weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=module
+        )
+        module = module.to(weight.device).eval()
+        if weight.device.type == "cpu":
+            # Its first forward brings the weight into the layout of the fused CPU kernel.
+            with torch.inference_mode():
+                module(torch.zeros(1, columns, dtype=torch.bfloat16))
+        state = module.weight.quant_state
+        self._shape = (rows, columns)
+        self._packed: torch.Tensor = module.weight.data
+        self._scales: torch.Tensor = state.absmax
+        self._code: torch.Tensor = state.code
+        self._bias = bias
+        self._fused_cpu = bool(getattr(state, "packing_format_for_cpu", False))
+        if not self._fused_cpu:
+            self._packed = self._packed.view(-1, 1)
+        operators: Any = torch.ops.bitsandbytes
+        self._gemv = operators.gemv_4bit.default
+        self._gemm = operators.gemm_4bit.default
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        out: torch.Tensor
+        if self._fused_cpu:
+            out = self._gemv(states, self._packed, self._shape, self._scales, self._code, BLOCK)
+            return out if self._bias is None else out.add_(self._bias)
+        out = self._gemm(
+            states, self._packed, self._shape, self._scales, BLOCK, "nf4", bias=self._bias
+        )
+        return out
+
+    @property
+    def bytes(self) -> int:
+        """Size of weight, scales and bias."""
+        return tensor_bytes(self._packed, self._scales, self._bias)
+
+
+class Int8Linear:
+    """Eight bits per weight and a scale per output; inputs are quantised row by row.
+
+    No outliers are kept apart: looking for them would make the host wait for every product.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        operators: Any = _bitsandbytes_operators()
+        self._quantise = operators.int8_vectorwise_quant.default
+        self._product = operators.int8_scaled_mm.default
+        self._weight, self._scales, _ = self._quantise(weight.half(), 0.0)
+        self._bias = bias
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        values, scales, _ = self._quantise(states.half(), 0.0)
+        out: torch.Tensor = self._product(
+            values, self._weight, scales, self._scales, None, torch.float16
+        )
+        out = out.to(states.dtype)
+        return out if self._bias is None else out.add_(self._bias)
+
+    @property
+    def bytes(self) -> int:
+        """Size of weight, scales and bias."""
+        return tensor_bytes(self._weight, self._scales, self._bias)
+
+
+class Quantiser:
+    """Makers of products for the parts of a pair, and the record of what they left alone."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+        """Products that no kernel takes, with the reason; they stay as they were."""
+        self.quantised_weights = 0
+        self.quantised_bytes = 0
+
+    def maker(self, scheme: str) -> LinearMaker:
+        """The maker for ``nf4``, ``int8`` or ``none``.
+
+        Raises:
+            OptionError: there is no such scheme.
+            BackendUnavailable: bitsandbytes is missing.
+        """
+        if scheme not in SCHEMES:
+            raise OptionError(
+                f"There is no quantisation {scheme!r} on this backend.",
+                f"Give one of {', '.join(SCHEMES)}.",
+            )
+        if scheme == "none":
+            return dense
+        if find_spec("bitsandbytes") is None:
+            raise BackendUnavailable(
+                "Quantising needs bitsandbytes, which is not installed here.",
+                "Run pip install 'dflash-local[cuda]', or give --quantize none.",
+            )
+        _bitsandbytes_operators()
+
+        def make(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+            reason = refusal(scheme, weight)
+            if reason is not None:
+                self.refused.append(f"{name}: {reason}")
+                return DenseLinear(weight, bias)
+            made: Linear = (Nf4Linear if scheme == "nf4" else Int8Linear)(weight, bias)
+            self.quantised_weights += weight.numel()
+            self.quantised_bytes += made.bytes - tensor_bytes(bias)
+            return made
+
+        return make
+
+
+def refusal(scheme: str, weight: torch.Tensor) -> str | None:
+    """Why a scheme's kernels do not take a weight ``[outputs, columns]``; None where they do."""
+    rows, columns = weight.shape
+    if scheme != "nf4":
+        return None
+    if columns % BLOCK:
+        return f"{columns} columns are no multiple of {BLOCK}"
+    if weight.device.type == "cpu" and rows % 32:
+        return f"{rows} outputs are no multiple of 32"
+    return None
+
+
+def scheme_of_bits(bits: int | None, default: str) -> str:
+    """The scheme that a number of bits means.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if bits is None:
+        return default
+    if bits not in BITS:
+        raise OptionError(f"{bits} bits are not possible.", "Give 4, 8 or 16.")
+    return BITS[bits]
+
+
+def _bitsandbytes_operators() -> Any:
+    """bitsandbytes' operators; its kernels register when it is imported."""
+    import bitsandbytes  # noqa: F401
+
+    return torch.ops.bitsandbytes

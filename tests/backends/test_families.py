@@ -1,0 +1,195 @@
+"""Every family: speculative ids = plain ids = the ids of transformers' own ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dflash_local.backends.torch_backend import TorchBackend, TorchProposal  # noqa: E402
+from dflash_local.backends.torch_load import open_pair  # noqa: E402
+from dflash_local.backends.torch_probs import Drafted  # noqa: E402
+from tests.support.kits import Options  # noqa: E402
+from tests.support.random_target import generated, save_target  # noqa: E402
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"]
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 16,
+            "layer_types": WINDOWS,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "sliding_window": 16,
+            "layer_types": WINDOWS,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 128,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4 with shared K/V": (
+        "gemma4_text",
+        {
+            "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 128,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "sliding_window": 16,
+            "layer_types": WINDOWS,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "seed": 2,
+        },
+    ),
+}
+RIGHT = (3, 0, 1, 7, 2, 0, 5)
+"""How many drafted ids of each round are the target's own; the rest are wrong."""
+
+
+def plain(backend: TorchBackend, count: int) -> list[int]:
+    """Ids after what was fed, one by one."""
+    ids = [backend.sample()]
+    while len(ids) < count:
+        ids.append(backend.verify(backend.propose(ids[-1], 0)).next)
+        backend.commit(1)
+    return ids
+
+
+def drafted(backend: TorchBackend, truth: Sequence[int], count: int) -> list[int]:
+    """The same with blocks of 8 whose drafts are right in part, as ``RIGHT`` plans it."""
+    ids, plan = [backend.sample()], cycle(RIGHT)
+    while len(ids) < count:
+        right = min(next(plan), len(truth) - len(ids) - 1)
+        good = list(truth[len(ids) : len(ids) + right])
+        wrong = [(truth[len(ids) + right] + 1) % 128] + [3] * (6 - right) if right < 7 else []
+        block = torch.tensor([ids[-1], *good, *wrong])
+        verdict = backend.verify(TorchProposal(block, Drafted(block[1:]), None))
+        assert verdict.accepted == right
+        backend.commit(right + 1)
+        ids.extend(verdict.tokens)
+    return ids[:count]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_what_transformers_does(family: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[family]
+    model = save_target(tmp_path, kind, **settings)
+    backend = open_pair(tmp_path, None, Options(context=512), lambda step: None)
+    for prompt, count in (([5, 9, 2], 200), ([7], 40), ([7, 8], 40)):
+        stock = generated(model, prompt, count + 8)
+        assert len(set(stock)) > 5, "an answer that is a loop proves little"
+        for answer in (
+            plain(_fed(backend, prompt), count),
+            drafted(_fed(backend, prompt), stock, count),
+        ):
+            assert answer == stock[:count]
+
+    # A second turn goes back a little and on with another text.
+    turn = [5, 9, 2, *generated(model, [5, 9, 2], 90)]
+    backend.rewind(0)
+    backend.extend(turn[:3])
+    drafted(backend, turn[3:], 60)
+    whole = [*turn[:40], 11, 12, 13]
+    stock = generated(model, whole, 58)
+    for back in (40, 30):
+        reached = backend.rewind(back)
+        assert reached <= back
+        backend.extend(whole[reached:])
+        assert drafted(backend, stock, 50) == stock[:50]
+
+
+def _fed(backend: TorchBackend, prompt: list[int]) -> TorchBackend:
+    backend.rewind(0)
+    backend.extend(prompt)
+    return backend
+
+
+def test_a_hybrid_goes_back_to_the_start_of_its_last_prefill(tmp_path: Path) -> None:
+    save_target(tmp_path, "qwen3_5_text", **DELTA)
+    backend = open_pair(tmp_path, None, Options(context=512), lambda step: None)
+    backend.extend(range(1, 21))
+    backend.extend(range(21, 31))
+    truth = plain(backend, 10)
+    assert backend.rewind(39) == 39
+    assert backend.rewind(35) == 20
+    backend.extend(range(21, 31))
+    assert plain(backend, 10) == truth
+    assert backend.rewind(19) == 0
+
+
+def test_windows_stay_exact_when_their_buffers_are_full(tmp_path: Path) -> None:
+    model = save_target(tmp_path, "mistral", sliding_window=16, max_position_embeddings=4096)
+    backend = open_pair(tmp_path, None, Options(context=3000), lambda step: None)
+    ids = torch.randint(0, 128, (2000,), generator=torch.Generator().manual_seed(3)).tolist()
+    backend.extend(ids)
+    stock = generated(model, ids, 60)
+    assert drafted(backend, stock, 50) == stock[:50]
+    assert backend.rewind(1950) == 1950
+    backend.extend(ids[1950:])
+    assert plain(backend, 50) == stock[:50]
+    assert backend.rewind(200) == 0
+    full = 3 * 2 * 2 * 3000 * 16 * 4
+    assert backend.memory().cache < full / 3
+
+
+def test_a_round_reads_the_device_once(tmp_path: Path) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            assert not any(
+                word in str(func) for word in ("_local_scalar_dense", "nonzero", "is_nonzero")
+            ), func
+            return func(*args, **(kwargs or {}))
+
+    from tests.support.tiny import loop_pair
+
+    target, draft = loop_pair(tmp_path)
+    backend = open_pair(target, draft, Options(context=64), lambda step: None)
+    backend.extend((5, 9, 2))
+    pending = backend.sample()
+    with NoReads():  # type: ignore[no-untyped-call]
+        for count in (3, 0, 2, 3):
+            verdict = backend.verify(backend.propose(pending, count))
+            backend.commit(verdict.accepted + 1)
+            pending = verdict.next
