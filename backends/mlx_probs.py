@@ -51,9 +51,11 @@ def distribution(scores: mx.array, sampling: SamplingParams, temperature: float)
     probs = mx.softmax(scores / temperature, axis=-1, precise=True)
     if sampling.top_p < 1.0:
         ranked = -mx.sort(-probs, axis=-1)
-        inside = mx.cumsum(ranked, axis=-1) - ranked < sampling.top_p
-        least = mx.where(inside, ranked, 2.0).min(axis=-1, keepdims=True)
-        probs = mx.where(probs < least, 0.0, probs)
+        # "Mass before below top_p" is "mass from here on above the rest": summed from the small
+        # end it rounds less.
+        onward = mx.cumsum(ranked, axis=-1, reverse=True)
+        least = mx.where(onward > 1.0 - sampling.top_p, ranked, 2.0).min(axis=-1, keepdims=True)
+        probs = mx.where(probs < mx.minimum(least, ranked[..., :1]), 0.0, probs)
     if sampling.min_p > 0.0:
         least = sampling.min_p * probs.max(axis=-1, keepdims=True)
         probs = mx.where(probs < least, 0.0, probs)

@@ -52,7 +52,7 @@ def test_top_p_over_a_large_vocabulary(kit: SamplingKit, spread: float, top_p: f
         probs = np.exp(row) / np.exp(row).sum()
         order = np.argsort(-probs)
         inside = probs[order].cumsum() - probs[order] < top_p
-        assert abs(int((kept > 0).sum()) - int(inside.sum())) <= 6  # fp32 sums at the edge
+        assert abs(int((kept > 0).sum()) - int(inside.sum())) <= 2  # fp32 sums at the edge
         expected = np.zeros(5000)
         expected[order[inside]] = probs[order[inside]] / probs[order[inside]].sum()
         np.testing.assert_allclose(kept, expected, atol=2e-4)

@@ -29,6 +29,7 @@ from dflash_local.errors import (
     OptionError,
     WeightsError,
 )
+from tests.support.draft_files import v2_pair
 from tests.support.driving import PROMPT, done, plain, run
 from tests.support.kits import Options
 from tests.support.mlx_models import random_draft, random_target
@@ -149,6 +150,11 @@ def test_another_architecture_runs_plainly(tmp_path: Path) -> None:
     backend.extend([*PROMPT, *truth][20:30])
     assert backend.sample() == truth[22]
     refused(DraftMismatch, "olmo2", lambda: load(target, random_draft(tmp_path / "draft", (0, 2))))
+
+
+def test_a_packed_version_2_draft_keeps_its_selector(tmp_path: Path) -> None:
+    backend = load(*v2_pair(tmp_path), draft_bits=8)
+    assert done(run(backend, max_tokens=40)).tokens == tuple(plain(backend, PROMPT, 40))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
