@@ -73,6 +73,7 @@ class PairOpener:
         from dflash_local.tokenizer import HubTokenizer
 
         name = backend_name(self.options.backend)
+        _refuse_foreign(name, self.options)
         plain = self.draft == "none"
         located = locate(self.model, None if plain else self.draft, backend=name)
         loader = cast(_Loader, import_module(f"dflash_local.backends.{name}_load"))
@@ -82,6 +83,15 @@ class PairOpener:
         backend = loader.open_pair(located.target_dir, draft_dir, self.options, progress)
         progress(LoadProgress("measuring", 0, 1))
         return Opened(backend, tokenizer, costs_of(backend) if draft_dir else None)
+
+
+def _refuse_foreign(name: str, options: LoadOptions) -> None:
+    """Options that only the other backend knows are refused, not dropped."""
+    for option in ("threads", "head_bits") if name == "mlx" else ():
+        if getattr(options, option) is not None:
+            raise OptionError(
+                f"{option} cannot be chosen on MLX.", f"Leave --{option.replace('_', '-')} out."
+            )
 
 
 def backend_name(asked: str | None = None) -> str:

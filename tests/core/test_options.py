@@ -107,6 +107,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--threads": ("3", "threads", 3),
     "--quantize": ("nf4", "quantize", "nf4"),
     "--draft-bits": ("4", "draft_bits", 4),
+    "--head-bits": ("8", "head_bits", 8),
 }
 PLACES: dict[str, tuple[str, str, Any]] = {
     "--model": ("other", "model", "other"),
@@ -226,6 +227,15 @@ def test_a_person_can_read_the_sampled_report(
     out = capsys.readouterr().out
     assert "rejection" in out
     assert "temperature 1" in out
+
+
+@pytest.mark.parametrize("flag", ["--threads", "--head-bits"])
+def test_what_mlx_cannot_choose_is_refused_there(
+    seen: Seen, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", "hi", "--backend", "mlx", flag, "4"]) != 0
+    assert f"Leave {flag} out" in capsys.readouterr().err
+    assert not seen.load
 
 
 @pytest.mark.parametrize(
