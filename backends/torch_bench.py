@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,7 +24,7 @@ from .torch_graphs import GraphedTarget
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
 from .torch_quant import Quantiser
 from .torch_rope import RopeTable
-from .torch_target import LayerShape, TargetShape
+from .torch_target import LayerShape, Target, TargetShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
     eager, replayed = {}, {}
     for rows in ROWS:
         ids = torch.arange(rows, device=device)
-        eager[rows] = timed(lambda ids=ids: inner.logits(inner.forward(ids)), repeat, cuda)
-        replayed[rows] = timed(lambda ids=ids: graphed.logits(graphed.forward(ids)), repeat, cuda)
+        eager[rows] = timed(partial(step, inner, ids), repeat, cuda)
+        replayed[rows] = timed(partial(step, graphed, ids), repeat, cuda)
     weights = (
         size.layers
         * size.hidden
@@ -150,6 +151,11 @@ def build(
     exponents = torch.arange(0, size.head_dim, 2, dtype=torch.float) / size.head_dim
     rope = RopeTable(1e6**-exponents, 1.0, context, dtype=dtype, device=device)
     return LeanTarget(weights, shape, (), cache, rope), cache
+
+
+def step(target: Target, ids: torch.Tensor) -> torch.Tensor:
+    """One verify without its decision."""
+    return target.logits(target.forward(ids))
 
 
 def timed(run: Callable[[], object], repeat: int, cuda: bool) -> float:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from dflash_local.backends.torch_bench import main  # noqa: E402
+from dflash_local.backends.torch_bench import main
 
 
 def test_the_reduced_bench_writes_both_reports(tmp_path: Path) -> None:
