@@ -2,6 +2,7 @@
 # make test    set up, run the whole suite            (ARGS="-k loop" narrows it)
 # make lint    ruff, mypy --strict, import-linter
 # make bench   plain against speculative on the demo pair
+# make bench-gpu  the forwards alone, random weights, on a card (reduced without one)
 # make clean   remove .venv and everything that was built
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; MODEL=name another pair.
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
 TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
 
-.PHONY: chat test lint bench clean
+.PHONY: chat test lint bench bench-gpu clean
 
 chat: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
@@ -40,6 +41,9 @@ lint: .venv/ready-dev
 bench: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
 	$(BIN)/dflash-local bench --model $(MODEL) $(ARGS)
+
+bench-gpu: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m dflash_local.backends.torch_bench $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from .torch_cache import SlicedCache
+from .torch_hf_load import ProductModule
+from .torch_linear import tensor_bytes
 from .torch_target import TargetShape
 
 
@@ -113,8 +115,9 @@ class TransformersTarget:
 
     def bytes(self) -> int:
         """Size of the weights."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        own = tensor_bytes(*self._model.parameters(), *self._model.buffers())
+        products = [m.product for m in self._model.modules() if isinstance(m, ProductModule)]
+        return own + sum(product.bytes for product in products)
 
     def close(self) -> None:
         """Let go of hooks and weights."""

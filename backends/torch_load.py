@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ import transformers
 
 from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
-from dflash_local.errors import OptionError
+from dflash_local.errors import EngineError, OptionError
 from dflash_local.events import LoadProgress
 from dflash_local.weights import check_draft
 
@@ -78,6 +79,7 @@ def open_pair(
         DraftMismatch: the draft does not fit the target.
         OptionError: an option cannot be honoured.
         BackendUnavailable: this family of models is not supported.
+        EngineError: the pair does not fit into memory.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = _dtype(options.dtype, device)
@@ -105,13 +107,19 @@ def open_pair(
         check_draft(draft_dir, draft_config)
     progress(LoadProgress("loading the target", 1, steps))
     taps = draft_config.target_layer_ids if draft_config else ()
-    target = open_target(
-        target_dir, config, shape, taps, context, dtype, device, body=body, head=head
-    )
-    draft = None
-    if draft_dir is not None and draft_config is not None:
-        progress(LoadProgress("loading the draft", 2, steps))
-        draft = load_draft(draft_dir, draft_config, target, context, drafting)
+    try:
+        target = open_target(
+            target_dir, config, shape, taps, context, dtype, device, body=body, head=head
+        )
+        draft = None
+        if draft_dir is not None and draft_config is not None:
+            progress(LoadProgress("loading the draft", 2, steps))
+            draft = load_draft(draft_dir, draft_config, target, context, drafting)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"{target_dir.name} does not fit into the memory of {device}.",
+            "Give a smaller --context, --quantize nf4, or a smaller model.",
+        ) from error
     progress(LoadProgress("ready", steps, steps))
     info = BackendInfo(
         backend="torch",
@@ -124,7 +132,7 @@ def open_pair(
         block_size=draft_config.block_size if draft_config else 1,
         context=context,
         stop_ids=stop_ids(target_dir, config),
-        versions=(("torch", torch.__version__), ("transformers", transformers.__version__)),
+        versions=_versions(quantiser),
         kernels=_kernels(device, target, quantiser),
     )
     return TorchBackend(info, target, draft)
@@ -180,3 +188,11 @@ def _kernels(device: torch.device, target: Target, quantiser: Quantiser) -> tupl
         each = quantiser.quantised_bytes / quantiser.quantised_weights
         words.append(f"{each:.2f} bytes per quantised weight")
     return (*words, *(f"not quantised: {name}" for name in quantiser.refused))
+
+
+def _versions(quantiser: Quantiser) -> tuple[tuple[str, str], ...]:
+    """The libraries that made the figures."""
+    versions = [("torch", torch.__version__), ("transformers", transformers.__version__)]
+    if quantiser.quantised_weights:
+        versions.append(("bitsandbytes", version("bitsandbytes")))
+    return tuple(versions)

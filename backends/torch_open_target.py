@@ -35,7 +35,7 @@ def open_target(
 ) -> Target:
     """The target in ``folder`` with caches for ``context`` positions.
 
-    ``body`` and ``head`` store the products of a lean target. ``graphs`` asks for
+    ``body`` and ``head`` store the products. ``graphs`` asks for
     caches and forwards that can be captured; None is on CUDA only, as they cost more on the CPU.
 
     Raises:
@@ -46,7 +46,7 @@ def open_target(
         hybrid = any(layer.kind == "linear_attention" for layer in shape.layers)
         states = RecurrentStates() if hybrid else None
         views = SlicedCache(shape.layers, context, dtype=dtype, device=device, recurrent=states)
-        model = load_model(folder, config, dtype, device)
+        model = load_model(folder, config, dtype, device, body, head)
         return TransformersTarget(model, shape, taps, views, context)
     cache: SlicedCache | DeviceCache
     cuda = device.type == "cuda"

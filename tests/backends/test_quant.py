@@ -89,3 +89,25 @@ def test_parts_may_have_bits_of_their_own(tmp_path: Path) -> None:
 
     # With 16 bits a tied head is the embedding itself.
     assert size(head_bits=16) < size(head_bits=4) < size(head_bits=8)
+
+
+def test_a_family_through_transformers_is_quantised_too(tmp_path: Path) -> None:
+    hybrid = {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "intermediate_size": 128,
+    }
+    save_target(tmp_path, "qwen3_5_text", **hybrid)  # type: ignore[arg-type]
+    sizes = {}
+    for scheme in ("none", "nf4"):
+        options = Options(dtype="bf16", quantize=scheme)
+        backend = open_pair(tmp_path, None, options, lambda step: None)
+        sizes[scheme] = backend.memory().weights
+        assert len(plain(backend, (5, 9, 2), 20)) == 20
+    assert sizes["nf4"] < 0.5 * sizes["none"]
+    assert "not quantised: layers.0.linear_attn.in_proj_b: 4 outputs are no multiple of 32" in (
+        backend.info.kernels
+    )
