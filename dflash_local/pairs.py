@@ -97,6 +97,7 @@ def parse_pairs(document: Mapping[str, object], file: str, text: str) -> dict[st
     top = TomlTable(document, (), file, text)
     if top.whole("schema", low=1) != SCHEMA:
         raise top.error("schema", f"must be {SCHEMA} for this version of dflash-local")
+    top.texts("folders")  # read by places.py
     pairs = {name: _pair(name, table) for name, table in top.tables("pair")}
     top.finish()
     return pairs
