@@ -22,7 +22,9 @@ else:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.epilog = "example: dflash-local add mine --target org/model-4bit --draft org/model-DFlash"
+    parser.epilog = (
+        "example: dflash-local add mine --target org/model-4bit --draft org/model-DFlash"
+    )
     parser.add_argument("name", help="what to call the pair: lower case, digits, dot, dash")
     parser.add_argument("--target", required=True, metavar="REPO", help="ORG/NAME or a folder")
     parser.add_argument("--draft", required=True, metavar="REPO", help="ORG/NAME or a folder")
@@ -136,5 +138,3 @@ def _without(text: str, name: str) -> str:
         if not inside:
             kept.append(line)
     return "\n".join(kept) + "\n"
-
-

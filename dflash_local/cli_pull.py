@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dflash_local import registry
-from dflash_local.errors import BackendUnavailable, OptionError, UnknownModel
+from dflash_local.errors import BackendUnavailable, DoesNotFit, OptionError, UnknownModel
 from dflash_local.pairs import Files, Pair
 from dflash_local.progress import PullProgress, PullReport
 from dflash_local.pull import pull
@@ -35,7 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("mlx", "torch"), help="whose target; default: ours")
     parser.add_argument("--weights", metavar="KIND", help="which target, by its WEIGHTS in list")
     parser.add_argument("--revision", default="", metavar="COMMIT", help="of a repository ORG/NAME")
-    parser.add_argument("--update", action="store_true", help="look for newer files of what is here")
+    parser.add_argument(
+        "--update", action="store_true", help="look for newer files of what is here"
+    )
     parser.add_argument("--anyway", action="store_true", help="fetch even what will not fit here")
     parser.add_argument("--json", action="store_true", help="print the folders as JSON")
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Fetch what is missing and say where it lies."""
     name, wanted = _wanted(args)
     if not args.anyway:
-        _check_fit(args)
+        _check_fit(name, wanted, args.backend)
     with _progress() as progress:
         fetched = pull(wanted, name=name, update=args.update, progress=progress)
     target = fetched.folders[wanted[0].repo]
@@ -91,8 +93,26 @@ def choose_target(pair: Pair, backend: str | None = None, weights: str | None = 
     return next((t for t in targets if registry.files_dir(t) is not None), targets[0])
 
 
-def _check_fit(args: argparse.Namespace) -> None:
-    """Refuse a pair that this machine cannot hold, before it is fetched."""
+def _check_fit(name: str, wanted: list[Files], asked: str | None) -> None:
+    """Refuse a pair that this machine cannot hold, before it is fetched.
+
+    Raises:
+        DoesNotFit: with the numbers; not even a small context would fit.
+    """
+    from dflash_local import fit
+    from dflash_local.select import backend_name
+
+    pair = registry.registry().get(name)
+    if pair is None or all(registry.files_dir(files) is not None for files in wanted):
+        return
+    try:
+        backend = asked or backend_name()
+    except BackendUnavailable:
+        return
+    result = fit.fit_pair(pair, wanted[0], backend=backend)
+    if result is not None and result.largest_context < min(1024, result.context):
+        error = fit.refusal(name, result)
+        raise DoesNotFit(error.cause, "Choose a smaller pair (list --fits); --anyway fetches it.")
 
 
 @contextmanager

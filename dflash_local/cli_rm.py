@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         count, freed = storage.remove_partials()
         return _say(args, f"{count} partial files", freed, [])
     if "/" in args.name and RepoFolder(args.name).home.is_dir():
-        gone, kept = [Files(repo=args.name)], []
+        gone, kept = [Files(repo=args.name)], list[str]()
     else:
         gone, kept = storage.removable(registry.find(args.name))
     repos = ", ".join(files.repo for files in gone)

@@ -280,7 +280,11 @@ def _read_target(folder: Path, backend: str, width: float, quantize: str | None)
 
 
 def _target_weights(
-    folder: Path, config: Mapping[str, Any], text: Mapping[str, Any], width: float, quantize: str | None
+    folder: Path,
+    config: Mapping[str, Any],
+    text: Mapping[str, Any],
+    width: float,
+    quantize: str | None,
 ) -> int:
     """Bytes of the weights once loaded: as stored when quantised, else in the load's own type."""
     if config.get("quantization") or config.get("quantization_config"):

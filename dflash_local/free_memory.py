@@ -76,7 +76,11 @@ def _nvidia() -> Room | None:
     """The first NVIDIA card, by nvidia-smi, which ships with the driver."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.free,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=10)
         name, free, total = (part.strip() for part in done.stdout.splitlines()[0].rsplit(",", 2))
@@ -110,7 +114,10 @@ def _windows_ram() -> tuple[int, int]:
         _fields_ = (
             ("length", ctypes.c_ulong),
             ("load", ctypes.c_ulong),
-            *((name, ctypes.c_ulonglong) for name in ("total", "free", "tp", "fp", "tv", "fv", "x")),
+            *(
+                (name, ctypes.c_ulonglong)
+                for name in ("total", "free", "tp", "fp", "tv", "fv", "x")
+            ),
         )
 
     status = Status()

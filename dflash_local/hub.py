@@ -64,7 +64,7 @@ def list_files(repo: str, revision: str, patience: Patience) -> Listing:
             "Unset it and run again, or copy the model's folder from another machine.",
         )
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
     api = HfApi(endpoint=endpoint(), library_name="dflash-local")
@@ -124,7 +124,8 @@ def session() -> tuple[Client, dict[str, str]]:
 
     huggingface_hub's own client is used, so whatever it is set to do holds here too.
     """
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = build_hf_headers(library_name="dflash-local")
     return cast(Client, get_session()), {str(k): str(v) for k, v in headers.items()}
@@ -134,7 +135,8 @@ def refusal(repo: str, status: int, code: str = "", revision: str = "") -> Downl
     """Why the hub hands out nothing, and what a person can do about it."""
     if code == "RevisionNotFound":
         return DownloadError(
-            f"{repo} has no revision {revision}.", f"See {page(repo)}/commits/main for those it has."
+            f"{repo} has no revision {revision}.",
+            f"See {page(repo)}/commits/main for those it has.",
         )
     if code == "GatedRepo" or status == 403:
         return DownloadError(
@@ -179,7 +181,9 @@ def _patiently(ask: Callable[[], _T], repo: str, revision: str, patience: Patien
                     ) from error
                 raise refusal(repo, status, headers.get("X-Error-Code", ""), revision) from error
             time.sleep(delay if pause is None else pause)
-        except (*http_errors(), OSError) as error:
+        except Exception as error:
+            if not isinstance(error, (*http_errors(), OSError)):
+                raise
             if attempt == min(3, patience.attempts):
                 raise DownloadError(
                     f"{endpoint()} could not be reached: {' '.join(str(error).split())}.",

@@ -11,14 +11,16 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_local import paths
-from dflash_local.hub import Listing
 from dflash_local.transfer import PARTIAL_SUFFIX, RemoteFile
+
+if TYPE_CHECKING:
+    from dflash_local.hub import Listing
 
 _FOREIGN_SUFFIX = ".incomplete"
 """Partials of huggingface_hub itself, which it never takes up again."""
@@ -101,7 +103,9 @@ class RepoFolder:
             etag = partial.name.removesuffix(PARTIAL_SUFFIX)
             if etag in useful or (partial.suffix == _FOREIGN_SUFFIX and listing is not None):
                 continue
-            lock = paths.hub_cache_dir() / ".locks" / _flat(self.repo) / f"{etag.split('.')[0]}.lock"
+            lock = (
+                paths.hub_cache_dir() / ".locks" / _flat(self.repo) / f"{etag.split('.')[0]}.lock"
+            )
             lock.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
                 size = partial.stat().st_size
@@ -168,6 +172,8 @@ def tree_size(folder: Path) -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file in one step, so that readers see the old one or the new."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

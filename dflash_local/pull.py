@@ -75,6 +75,8 @@ def pull(
             folders[files.repo] = demo.ensure(_demo_report(files.repo, progress))
         elif files.source == "package":
             folders[files.repo] = demo.draft_folder()
+        elif files.source == "folder":
+            folders[files.repo] = _own_folder(files.repo)
         elif not update and (found := places.find(files.repo, files.revision)):
             folders[files.repo] = found
         else:
@@ -238,6 +240,16 @@ class _Crew:
             raise hub.explain_refusal(listing.repo, refused) from refused
         except Changed:
             raise _Stale(listing, file) from None
+
+
+def _own_folder(place: str) -> Path:
+    """A folder of the user's own; there is nothing to fetch."""
+    folder = Path(place).expanduser()
+    if not places.has_weights(folder):
+        raise DownloadError(
+            f"{folder} holds no complete model.", "Correct the path in your own models.toml."
+        )
+    return folder
 
 
 def _demo_report(repo: str, progress: PullReport) -> demo.Progress:

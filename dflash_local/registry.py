@@ -125,6 +125,9 @@ def files_dir(files: Files) -> Path | None:
         return demo.installed()
     if files.source == "package":
         return demo.draft_folder()
+    if files.source == "folder":
+        folder = Path(files.repo).expanduser()
+        return folder if places.has_weights(folder) else None
     return places.find(files.repo, files.revision)
 
 

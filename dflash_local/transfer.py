@@ -7,7 +7,6 @@ lock per file lets only one process fetch it; the others wait and find it made.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import errno
 import hashlib
 import os
@@ -285,9 +284,10 @@ def _receive(
     asked = {**headers, "Accept-Encoding": "identity"}
     if digest.length:
         asked["Range"] = f"bytes={digest.length}-"
-    with _dropped_as_passing(), client.stream(
-        "GET", file.url, headers=asked, timeout=patience.timeout
-    ) as response:
+    with (
+        _dropped_as_passing(),
+        client.stream("GET", file.url, headers=asked, timeout=patience.timeout) as response,
+    ):
         _check(response, file, partial)
         if digest.length and not _continues(response, digest.length):
             digest.restart()
@@ -326,7 +326,9 @@ def _check(response: Response, file: RemoteFile, partial: Path) -> None:
         partial.unlink(missing_ok=True)
         raise _Passing("the server has fewer bytes than were fetched, starting over")
     if status == 429 or status >= 500 or status == 408:
-        reason = "the server asks to slow down" if status == 429 else f"the server answered {status}"
+        reason = (
+            "the server asks to slow down" if status == 429 else f"the server answered {status}"
+        )
         raise _Passing(reason, retry_after(response.headers))
     raise Refused(status, response.headers.get("X-Error-Code", ""))
 
@@ -343,6 +345,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("Retry-After", "").strip()
     if value.isdigit():
         return float(value)
+    import email.utils
+
     with contextlib.suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return None

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local import demo, fit, free_memory, registry
 from dflash_local.errors import DoesNotFit
-from dflash_local.fit import Room
+from dflash_local.free_memory import Room
 from tests.support.tiny import loop_pair
 
 GB = 10**9
@@ -42,7 +42,9 @@ def _peak(backend: str, target: Path, draft: Path, context: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("model", "context"), [("tiny", 8192), ("tiny", 16384), ("demo", 1024), ("demo", 4096)])
+@pytest.mark.parametrize(
+    ("model", "context"), [("tiny", 8192), ("tiny", 16384), ("demo", 1024), ("demo", 4096)]
+)
 def test_formula_is_within_10_percent_of_the_measured_peak(
     backend: str, model: str, context: int, tmp_path: Path
 ) -> None:
@@ -79,7 +81,9 @@ def test_load_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     target, draft = loop_pair(tmp_path, {"max_position_embeddings": 65536})
     small = Room("cpu", "the test's memory", 20_000_000, 20_000_000)
     monkeypatch.setattr(fit, "room", lambda backend: small)
-    with pytest.raises(DoesNotFit, match="K/V for 65,536 tokens .* 20 MB free on the test") as caught:
+    with pytest.raises(
+        DoesNotFit, match=r"K/V for 65,536 tokens .* 20 MB free on the test"
+    ) as caught:
         load(target, draft=draft, context=65536, backend="torch")
     assert "Use --context " in caught.value.next_step
     monkeypatch.setenv("DFLASH_FIT", "off")

@@ -279,7 +279,7 @@ def test_too_little_space_is_refused_with_both_numbers(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 2_000_000})()
-    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda where: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda where: usage)
     with pytest.raises(DownloadError, match=r"68 MB are needed and the disk of .* has 2 MB free"):
         _pull()
     assert hub.requests == []
