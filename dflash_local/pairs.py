@@ -26,7 +26,7 @@ class Files:
     repo: str
     """Repo id on the hub, or the path of a folder; for other sources a label."""
     source: str = "hub"
-    """``hub``, ``demo`` (made by dflash_local.demo), ``package`` (comes with this one), ``folder``."""
+    """``hub``, ``demo`` (made by demo.py), ``package`` (comes with this one) or ``folder``."""
     revision: str = ""
     """Commit to fetch; empty where none is pinned, then pull resolves and records one."""
     approx_bytes: int = 0

@@ -113,7 +113,7 @@ def _client(
 
 def _stopper(engine: Engine, stopping: threading.Event) -> None:
     chance = random.Random(99)
-    while not stopping.wait(0.05 + chance.random()):
+    while not stopping.wait(0.05 + 4 * chance.random()):
         engine.stop()
 
 
