@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ COMMANDS = (
     Command("bench", "dflash_local.cli_bench", "plain against speculative, in one process"),
     Command("pull", "dflash_local.cli_pull", "download a pair, resuming where it stopped"),
     Command("list", "dflash_local.cli_list", "the pairs and their state on this machine"),
+    Command("add", "dflash_local.cli_add", "write a pair of your own into models.toml"),
+    Command("rm", "dflash_local.cli_rm", "delete a pair's files"),
+    Command("du", "dflash_local.cli_du", "what models take on the disk"),
+    Command("doctor", "dflash_local.cli_doctor", "check this machine and say what to mend"),
+    Command("completion", "dflash_local.cli_completion", "a completion script for your shell"),
 )
 
 EXIT_INTERRUPTED = 130
@@ -61,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a console that cannot show a letter shows "?"
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     root = parser()
     args = root.parse_args(argv)
     if args.version:

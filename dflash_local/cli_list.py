@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from dflash_local import registry
+from dflash_local import fit, registry
+from dflash_local.errors import BackendUnavailable, DflashError
+from dflash_local.fit import Fit
 from dflash_local.pairs import Files, Pair
+from dflash_local.select import backend_name
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.epilog = "example: dflash-local list --json"
+    parser.epilog = "example: dflash-local list --fits"
+    parser.add_argument(
+        "--fits", action="store_true", help="hold each against this machine's memory"
+    )
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, or the same and more as JSON."""
     pairs = registry.registry().values()
+    fits = {pair.name: fit_of(pair) for pair in pairs} if args.fits else {}
     if args.json:
-        print(json.dumps([_entry(pair) for pair in pairs], indent=2))  # noqa: T201
+        print(json.dumps([_entry(pair, fits) for pair in pairs], indent=2))  # noqa: T201
         return 0
-    rows = [("NAME", "STATE", "DRAFT", "BLOCK", "VERIFIED", "MODEL")]
+    rows = [
+        ("NAME", "STATE", *(("FITS",) if args.fits else ()), "DRAFT", "BLOCK", "VERIFIED", "MODEL")
+    ]
     for pair in pairs:
         verified = "yes" if pair.verified else "no"
         rows.append(
-            (pair.name, state(pair), pair.kind, str(pair.block), verified, pair.title),
+            (
+                pair.name,
+                state(pair),
+                *((_fits_cell(fits[pair.name]),) if args.fits else ()),
+                pair.kind,
+                str(pair.block),
+                verified,
+                pair.title,
+            ),
         )
     print(_table(rows))  # noqa: T201
     return 0
+
+
+def fit_of(pair: Pair) -> Fit | None:
+    """The best target of a pair against this machine's memory; None where sizes are not known."""
+    try:
+        backend = backend_name()
+    except BackendUnavailable:
+        return None
+    results = []
+    draft_dir = registry.files_dir(pair.draft)
+    for files in pair.targets_for(backend):
+        target_dir = registry.files_dir(files)
+        if target_dir is not None and draft_dir is not None:
+            with contextlib.suppress(DflashError):
+                return fit.fit(target_dir, draft_dir, backend=backend)
+        results.append(fit.fit_pair(pair, files, backend=backend))
+    known = [result for result in results if result is not None]
+    return min(known, key=lambda result: result.need.total) if known else None
+
+
+def _fits_cell(result: Fit | None) -> str:
+    """``to 8k`` with the largest context, ``no: 18 GB`` with the need, ``?`` where not known."""
+    if result is None:
+        return "?"
+    if result.largest_context < 256:
+        return f"no: {result.need.total / 1e9:.0f} GB"
+    return f"to {result.largest_context / 1024:.0f}k"
 
 
 def state(pair: Pair) -> str:
@@ -42,9 +87,14 @@ def state(pair: Pair) -> str:
     return "no target" if draft and pair.draft.source == "hub" else "-"
 
 
-def _entry(pair: Pair) -> dict[str, object]:
+def _entry(pair: Pair, fits: Mapping[str, Fit | None]) -> dict[str, object]:
     """The whole entry with the folders of what is here."""
+    result = fits.get(pair.name)
+    more: dict[str, object] = {}
+    if fits:
+        more["fit"] = None if result is None else {**asdict(result), "fits": result.fits}
     return {
+        **more,
         **asdict(pair),
         "state": state(pair),
         "draft": _placed(pair.draft),

@@ -50,6 +50,10 @@ class BackendUnavailable(DflashError):
     """The backend asked for cannot run on this machine."""
 
 
+class DoesNotFit(DflashError):
+    """The pair needs more memory than this machine has free."""
+
+
 class OptionError(DflashError):
     """An option is out of range, or the chosen path cannot honour it."""
 

@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 BACKENDS = ("mlx", "torch", "any")
 KINDS = ("dflash", "dflash2")
-SOURCES = ("hub", "demo", "package")
+SOURCES = ("hub", "demo", "package", "folder")
 THINKING = ("none", "off", "on", "any", "unknown")
 WEIGHTS = ("bf16", "fp8", "8bit", "4bit", "nf4", "awq-int4", "mxfp4", "q4_1")
 ON_LOAD = ("nf4", "int8")
@@ -24,9 +24,9 @@ class Files:
     """One repository of weights: a target in one quantisation, or a draft."""
 
     repo: str
-    """Repo id on the hub; for other sources a label."""
+    """Repo id on the hub, or the path of a folder; for other sources a label."""
     source: str = "hub"
-    """``hub``, ``demo`` (built by dflash_local.demo) or ``package`` (comes with this package)."""
+    """``hub``, ``demo`` (made by demo.py), ``package`` (comes with this one) or ``folder``."""
     revision: str = ""
     """Commit to fetch; empty where none is pinned, then pull resolves and records one."""
     approx_bytes: int = 0
@@ -97,6 +97,7 @@ def parse_pairs(document: Mapping[str, object], file: str, text: str) -> dict[st
     top = TomlTable(document, (), file, text)
     if top.whole("schema", low=1) != SCHEMA:
         raise top.error("schema", f"must be {SCHEMA} for this version of dflash-local")
+    top.texts("folders")  # read by places.py
     pairs = {name: _pair(name, table) for name, table in top.tables("pair")}
     top.finish()
     return pairs

@@ -37,10 +37,17 @@ def log_dir() -> Path:
 
 def hub_cache_dir() -> Path:
     """The Hugging Face cache, shared with other tools; its own variables move it."""
-    if explicit := os.environ.get("HF_HUB_CACHE"):
-        return Path(explicit).expanduser()
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if explicit := os.environ.get(name):
+            return Path(os.path.expandvars(explicit)).expanduser()
     home = os.environ.get("HF_HOME")
     if home is None:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = str(Path(base) / "huggingface")
-    return Path(home).expanduser() / "hub"
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def lm_studio_dirs() -> tuple[Path, ...]:
+    """Where LM Studio keeps models as ``publisher/name``, in its new and its old place."""
+    home = Path("~").expanduser()
+    return (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models")

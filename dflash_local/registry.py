@@ -7,14 +7,13 @@ of the same name) and the resolving of a name, repo id or folder. Never touches 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_local import demo, paths
+from dflash_local import demo, paths, places
 from dflash_local.errors import NotDownloaded, RegistryError, UnknownModel, WeightsError
 from dflash_local.pairs import Files, Pair, parse_pairs
 
@@ -126,31 +125,10 @@ def files_dir(files: Files) -> Path | None:
         return demo.installed()
     if files.source == "package":
         return demo.draft_folder()
-    return hub_snapshot(files.repo, files.revision)
-
-
-def hub_snapshot(repo: str, revision: str = "") -> Path | None:
-    """A complete snapshot in the Hugging Face cache."""
-    home = paths.hub_cache_dir() / ("models--" + repo.replace("/", "--"))
-    try:
-        commit = revision or (home / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    snapshot = home / "snapshots" / commit
-    return snapshot if commit and _has_weights(snapshot) else None
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether config.json and every weight file that the index names are there."""
-    if not (folder / "config.json").is_file():
-        return False
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return all((folder / name).is_file() for name in set(index["weight_map"].values()))
-    except FileNotFoundError:
-        return any(folder.glob("*.safetensors"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+    if files.source == "folder":
+        folder = Path(files.repo).expanduser()
+        return folder if places.has_weights(folder) else None
+    return places.find(files.repo, files.revision)
 
 
 def _pair_of(model: str | Path) -> Pair | None:
@@ -182,11 +160,11 @@ def _local(place: str | Path) -> Path:
             )
         return folder.resolve()
     if isinstance(place, str) and _REPO_ID.fullmatch(place):
-        if snapshot := hub_snapshot(place):
+        if snapshot := places.find(place):
             return snapshot
         raise NotDownloaded(
-            f"{place} is neither a folder nor complete in the Hugging Face cache.",
-            f"Check the spelling, or fetch it first: hf download {place}.",
+            f"{place} is neither a folder nor complete on this machine.",
+            f"Check the spelling, or fetch it first: dflash-local pull {place}.",
         )
     raise WeightsError(f"There is no folder {folder}.", "Check the path.")
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
 
+from dflash_local import fit
 from dflash_local.backend import Backend
 from dflash_local.costs import costs_of
 from dflash_local.engine import Engine, Opened
@@ -80,6 +81,14 @@ class PairOpener:
         progress(LoadProgress("reading the tokenizer", 0, 1))
         tokenizer = HubTokenizer(located.target_dir)
         draft_dir = None if plain else located.draft_dir
+        fit.check(
+            located.target_dir,
+            draft_dir,
+            backend=name,
+            dtype=self.options.dtype,
+            quantize=self.options.quantize,
+            context=self.options.context,
+        )
         backend = loader.open_pair(located.target_dir, draft_dir, self.options, progress)
         progress(LoadProgress("measuring", 0, 1))
         return Opened(backend, tokenizer, costs_of(backend) if draft_dir else None)

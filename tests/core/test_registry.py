@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo, paths, registry
+from dflash_local import demo, paths, places, registry
 from dflash_local.errors import NotDownloaded, RegistryError, UnknownModel, WeightsError
 from dflash_local.toml_table import line_of
 
@@ -162,15 +162,15 @@ def test_locate_finds_a_pair_in_the_hub_cache(private_folders: Path) -> None:
 
 def test_incomplete_snapshot_is_not_there(private_folders: Path) -> None:
     _snapshot("org/model", "abc")
-    assert registry.hub_snapshot("org/model") is None
+    assert places.hub_snapshot("org/model") is None
     folder = _snapshot("org/model", "abc", "a.safetensors")
-    assert registry.hub_snapshot("org/model") == folder
+    assert places.hub_snapshot("org/model") == folder
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert registry.hub_snapshot("org/model") is None
+    assert places.hub_snapshot("org/model") is None
     (folder / "b.safetensors").touch()
-    assert registry.hub_snapshot("org/model") == folder
-    assert registry.hub_snapshot("org/model", "other") is None
+    assert places.hub_snapshot("org/model") == folder
+    assert places.hub_snapshot("org/model", "other") is None
 
 
 def test_folders_need_no_entry(private_folders: Path) -> None:
@@ -186,7 +186,7 @@ def test_folders_need_no_entry(private_folders: Path) -> None:
     assert (located.name, located.draft_dir, located.pair) == ("t", draft, None)
     with pytest.raises(WeightsError, match="no folder"):
         registry.locate(private_folders / "missing")
-    with pytest.raises(NotDownloaded, match="hf download some/repo"):
+    with pytest.raises(NotDownloaded, match="dflash-local pull some/repo"):
         registry.locate("some/repo")
 
 

@@ -1,0 +1,140 @@
+"""``dflash-local add NAME``: write a pair of one's own into the user's models.toml."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from dflash_local import places, registry
+from dflash_local.draft_config import read_draft_config
+from dflash_local.errors import OptionError, RegistryError
+from dflash_local.hub_cache import write_text
+from dflash_local.pairs import BACKENDS, KINDS, THINKING, WEIGHTS, parse_pairs
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = (
+        "example: dflash-local add mine --target org/model-4bit --draft org/model-DFlash"
+    )
+    parser.add_argument("name", help="what to call the pair: lower case, digits, dot, dash")
+    parser.add_argument("--target", required=True, metavar="REPO", help="ORG/NAME or a folder")
+    parser.add_argument("--draft", required=True, metavar="REPO", help="ORG/NAME or a folder")
+    parser.add_argument("--title", help="shown in list; default: the name")
+    parser.add_argument("--base", metavar="ORG/NAME", help="the original model of the target")
+    parser.add_argument("--backend", choices=BACKENDS, default="any")
+    parser.add_argument("--weights", choices=WEIGHTS, default="bf16", help="default: bf16")
+    parser.add_argument("--kind", choices=KINDS, help="default: what the draft's config says")
+    parser.add_argument("--block", type=int, metavar="N", help="default: the draft's config")
+    parser.add_argument("--context", type=int, metavar="N", help="default: the target's config")
+    parser.add_argument("--thinking", choices=THINKING, default="unknown")
+    parser.add_argument("--replace", action="store_true", help="take the place of an entry")
+    parser.add_argument("--json", action="store_true", help="say where it went as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the entry, write it, say where."""
+    if not registry_name(args.name):
+        raise OptionError(
+            f"{args.name!r} is no usable name.", "Use lower-case letters, digits, dot, dash."
+        )
+    for place in (args.target, args.draft):
+        _check_place(place)
+    file = registry.user_file()
+    old = file.read_text(encoding="utf-8") if file.is_file() else "schema = 1\n"
+    registry.registry()  # a broken file is reported before anything is written
+    header = f'[pair."{args.name}"'
+    if args.name in tomllib.loads(old).get("pair", {}):
+        if not args.replace:
+            raise OptionError(f"{file} has a pair called {args.name}.", "Add --replace.")
+        old = _without(old, args.name)
+    text = old.rstrip() + "\n\n" + _entry(args, header) + "\n"
+    try:
+        parse_pairs(tomllib.loads(text), str(file), text)
+    except tomllib.TOMLDecodeError as error:
+        raise RegistryError(f"The entry would not be valid TOML: {error}.") from error
+    write_text(file, text)
+    if args.json:
+        print(json.dumps({"name": args.name, "file": str(file)}))  # noqa: T201
+    else:
+        print(f"{args.name} is in {file}")  # noqa: T201
+    return 0
+
+
+def registry_name(name: str) -> bool:
+    """Whether models.toml takes this name."""
+    return re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is not None
+
+
+def _check_place(place: str) -> None:
+    if not _folder(place) and not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+        raise OptionError(f"{place} is neither a folder nor ORG/NAME.", "Check the spelling.")
+
+
+def _folder(place: str) -> Path | None:
+    folder = Path(place).expanduser()
+    return folder.resolve() if folder.is_dir() else None
+
+
+def _entry(args: argparse.Namespace, header: str) -> str:
+    kind, block = args.kind, args.block
+    draft_dir = _folder(args.draft) or places.find(args.draft)
+    if draft_dir is not None:
+        config = read_draft_config(draft_dir)
+        kind = kind or ("dflash2" if config.v2 else "dflash")
+        block = block or config.block_size
+    if block is None:
+        raise OptionError(
+            f"The block size of {args.draft} is not known before it is here.",
+            f"Give --block, or fetch the draft first: dflash-local pull {args.draft}.",
+        )
+    base = args.base or (args.target if not _folder(args.target) else args.name)
+    lines = [
+        f"{header}]",
+        f"title = {_text(args.title or args.name)}",
+        f"kind = {_text(kind or 'dflash')}",
+        f"base = {_text(base)}",
+        f"block = {block}",
+        *([f"context = {args.context}"] if args.context else []),
+        f"thinking = {_text(args.thinking)}",
+        "verified = false",
+        f"{header}.draft]",
+        *_place(args.draft),
+        f"[{header}.target]]",
+        *_place(args.target),
+        f"backend = {_text(args.backend)}",
+        f"weights = {_text(args.weights)}",
+    ]
+    return "\n".join(lines)
+
+
+def _place(place: str) -> list[str]:
+    folder = _folder(place)
+    if folder is None:
+        return [f"repo = {_text(place)}"]
+    return [f"repo = {_text(str(folder))}", 'source = "folder"']
+
+
+def _text(value: str) -> str:
+    """A TOML basic string; JSON's escapes are a subset of its own."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _without(text: str, name: str) -> str:
+    """The file without the tables of one pair."""
+    kept, inside = [], False
+    for line in text.splitlines():
+        if line.lstrip().startswith("["):
+            path = line.strip().strip("[]")
+            inside = re.fullmatch(rf'pair\."?{re.escape(name)}"?(\..*)?', path) is not None
+        if not inside:
+            kept.append(line)
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,127 @@
+"""How much memory a backend may take on this machine now; asks the system, loads no framework."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHARE_OF_WORKING_SET = 0.9
+_GPU_RESERVE = 768 * 2**20
+"""Left to the desktop and the driver's own context."""
+_RAM_RESERVE = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of one device."""
+
+    kind: str
+    """``cuda``, ``metal`` or ``cpu``."""
+    device: str
+    free: int
+    """Bytes that may be taken now, reserves already left out."""
+    total: int
+    native_bf16: bool = True
+    """Whether it multiplies bf16 itself; a CPU without it computes in fp32."""
+
+
+def room(backend: str) -> Room:
+    """The room of the device that a backend uses."""
+    if backend == "mlx" and platform.system() == "Darwin":
+        return _metal()
+    if backend == "torch" and (gpu := _nvidia()):
+        return gpu
+    free, total = ram()
+    return Room("cpu", "the CPU's memory", max(0, free - _RAM_RESERVE), total, cpu_bf16())
+
+
+def ram() -> tuple[int, int]:
+    """Available and total bytes of main memory; a container's limit counts. (0, 0) if unknown."""
+    if sys.platform == "win32":
+        return _windows_ram()
+    if platform.system() == "Darwin":
+        total = _sysctl("hw.memsize")
+        pages = _sysctl("vm.page_free_count") + _sysctl("vm.page_speculative_count")
+        reclaimable = _sysctl("vm.page_purgeable_count")
+        free = (pages + reclaimable) * (_sysctl("hw.pagesize") or 16384)
+        return max(free, total // 2), total
+    fields = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields[key] = int(value.split()[0]) * 1024
+    free, total = fields.get("MemAvailable", 0), fields.get("MemTotal", 0)
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free, total = min(free, max(0, limit - used)), min(total, limit)
+    return free, total
+
+
+def cpu_bf16() -> bool:
+    """Whether this CPU multiplies bf16 itself, as far as the system says."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        return "avx512_bf16" in text or "amx_bf16" in text
+    return False
+
+
+def _nvidia() -> Room | None:
+    """The first NVIDIA card, by nvidia-smi, which ships with the driver."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.free,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10)
+        name, free, total = (part.strip() for part in done.stdout.splitlines()[0].rsplit(",", 2))
+        available = max(0, int(free) * 2**20 - _GPU_RESERVE)
+        return Room("cuda", name, available, int(total) * 2**20)
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return None
+
+
+def _metal() -> Room:
+    """Unified memory: the working set that Metal recommends, which a sysctl may raise."""
+    total = _sysctl("hw.memsize")
+    limit = _sysctl("iogpu.wired_limit_mb") * 2**20
+    recommended = limit or int(total * (0.75 if total > 36 * 2**30 else 2 / 3))
+    return Room("metal", "the GPU", int(recommended * _SHARE_OF_WORKING_SET), total)
+
+
+def _sysctl(name: str) -> int:
+    try:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10)
+        return int(done.stdout.strip() or 0)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
+
+
+def _windows_ram() -> tuple[int, int]:
+    if sys.platform != "win32":
+        return 0, 0
+
+    class Status(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_ulong),
+            ("load", ctypes.c_ulong),
+            *(
+                (name, ctypes.c_ulonglong)
+                for name in ("total", "free", "tp", "fp", "tv", "fv", "x")
+            ),
+        )
+
+    status = Status()
+    status.length = ctypes.sizeof(Status)
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return 0, 0
+    return int(status.free), int(status.total)

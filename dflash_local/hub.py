@@ -1,0 +1,200 @@
+"""Asks the Hugging Face hub what a repository holds, and says in our terms why it would not answer.
+
+Listing, log-in and metadata go through huggingface_hub; it is imported only when a request is made.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from dflash_local.errors import DownloadError
+from dflash_local.transfer import Client, Patience, Refused, RemoteFile, http_errors, retry_after
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+_NAMES = ("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "chat_template.jinja")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one repository that are worth fetching, at one commit."""
+
+    repo: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def offline() -> bool:
+    """Whether the environment forbids requests."""
+    on = {"1", "ON", "YES", "TRUE"}
+    return any(os.environ.get(name, "").upper() in on for name in OFFLINE_VARIABLES)
+
+
+def endpoint() -> str:
+    """The hub or its mirror: ``HF_ENDPOINT``."""
+    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def page(repo: str) -> str:
+    """Where a person reads about a repository."""
+    return f"{endpoint()}/{repo}"
+
+
+def list_files(repo: str, revision: str, patience: Patience) -> Listing:
+    """What a repository holds at a revision; an empty one means its main branch.
+
+    Raises:
+        DownloadError: offline, unreachable, refused, unknown, or nothing in it can be loaded.
+    """
+    if offline():
+        raise DownloadError(
+            f"{repo} is not complete on this machine and {OFFLINE_VARIABLES[0]} forbids requests.",
+            "Unset it and run again, or copy the model's folder from another machine.",
+        )
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    disable_progress_bars()
+    api = HfApi(endpoint=endpoint(), library_name="dflash-local")
+
+    def ask() -> Any:
+        return api.model_info(
+            repo, revision=revision or None, files_metadata=True, timeout=patience.timeout
+        )
+
+    info = _patiently(ask, repo, revision, patience)
+    siblings = {entry.rfilename: entry for entry in info.siblings or ()}
+    files = []
+    for name in wanted(tuple(siblings)):
+        entry = siblings[name]
+        url = f"{endpoint()}/{repo}/resolve/{info.sha}/{quote(name)}"
+        etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
+        size = entry.lfs.size if entry.lfs else entry.size
+        if etag is None or size is None:
+            raise DownloadError(
+                f"{endpoint()} does not say size and checksum of {repo}/{name}.",
+                "Use a mirror that does, or unset HF_ENDPOINT.",
+            )
+        files.append(RemoteFile(name, url, int(size), etag))
+    if not any(file.name.endswith(".safetensors") for file in files):
+        others = sorted({name.rsplit(".", 1)[-1] for name in siblings if "." in name})
+        raise DownloadError(
+            f"{repo} holds no safetensors weights (only {', '.join(others) or 'nothing'}).",
+            "Choose a repository with safetensors; .bin, .gguf and code are never fetched.",
+        )
+    return Listing(repo, str(info.sha), tuple(files))
+
+
+def wanted(names: Sequence[str]) -> list[str]:
+    """Of a repository's files those that loading needs: weights, JSON, tokenizer, template.
+
+    Only the top folder counts, and where the usual ``model*.safetensors`` exist, copies of the
+    weights under other names are left out.
+    """
+    usual = any(n.startswith("model") and n.endswith(".safetensors") for n in names)
+    chosen = []
+    for name in sorted(names):
+        if "/" in name or "\\" in name or name.startswith("."):
+            continue
+        if name.endswith(".safetensors"):
+            if not usual or name.startswith("model"):
+                chosen.append(name)
+        elif name.endswith(".index.json"):
+            if name.endswith(".safetensors.index.json"):
+                chosen.append(name)
+        elif name.endswith((".json", ".tiktoken", ".jinja")) or name in _NAMES:
+            chosen.append(name)
+    return chosen
+
+
+def session() -> tuple[Client, dict[str, str]]:
+    """The shared HTTP client, which knows proxies and certificates, and the headers with the token.
+
+    huggingface_hub's own client is used, so whatever it is set to do holds here too.
+    """
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers = build_hf_headers(library_name="dflash-local")
+    return cast(Client, get_session()), {str(k): str(v) for k, v in headers.items()}
+
+
+def refusal(repo: str, status: int, code: str = "", revision: str = "") -> DownloadError:
+    """Why the hub hands out nothing, and what a person can do about it."""
+    if code == "RevisionNotFound":
+        return DownloadError(
+            f"{repo} has no revision {revision}.",
+            f"See {page(repo)}/commits/main for those it has.",
+        )
+    if code == "GatedRepo" or status == 403:
+        return DownloadError(
+            f"{repo} is gated: its terms must be accepted before it can be downloaded.",
+            f"Accept them on {page(repo)}, log in with: hf auth login (or set HF_TOKEN), and run "
+            "the same command again.",
+        )
+    if status == 401:
+        return DownloadError(
+            f"The hub does not show {repo} to you: it does not exist, or it is private.",
+            f"Check the spelling at {page(repo)}; for a private one log in with: hf auth login.",
+        )
+    if status == 404:
+        return DownloadError(
+            f"There is no {repo} on {endpoint()}.", "Check the spelling of the repository."
+        )
+    return DownloadError(f"The hub answered {status} for {repo}.", "Try again later.")
+
+
+def _patiently(ask: Callable[[], _T], repo: str, revision: str, patience: Patience) -> _T:
+    """Ask, and ask again where the hub wants time or the connection dropped."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    delay = patience.first_delay
+    for attempt in range(1, patience.attempts + 1):
+        try:
+            return ask()
+        except HFValidationError as error:
+            raise DownloadError(f"{repo!r} is no repository id.", "Give it as org/name.") from error
+        except HfHubHTTPError as error:
+            answer = getattr(error, "response", None)
+            status = getattr(answer, "status_code", 0)
+            headers: Mapping[str, str] = getattr(answer, "headers", {})
+            pause = retry_after(headers)
+            again = status == 429 or status >= 500
+            if not again or attempt == patience.attempts or (pause or 0) > patience.longest_wait:
+                if status == 429:
+                    when = f" and asks to wait {pause:.0f} s" if pause else ""
+                    raise DownloadError(
+                        f"The hub limits requests from here{when}.",
+                        "Run the same command again later; hf auth login raises the limit.",
+                    ) from error
+                raise refusal(repo, status, headers.get("X-Error-Code", ""), revision) from error
+            time.sleep(delay if pause is None else pause)
+        except Exception as error:
+            if not isinstance(error, (*http_errors(), OSError)):
+                raise
+            if attempt == min(3, patience.attempts):
+                raise DownloadError(
+                    f"{endpoint()} could not be reached: {' '.join(str(error).split())}.",
+                    "Check the connection (HTTPS_PROXY where there is a proxy), then run the same "
+                    "command again.",
+                ) from error
+            time.sleep(delay)
+        delay = min(2 * delay, patience.longest_delay)
+    raise AssertionError("unreachable")
+
+
+def explain_refusal(repo: str, refused: Refused) -> DownloadError:
+    """A refused file as an error for a person."""
+    return refusal(repo, refused.status, refused.code)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dflash_local import cli, demo, paths, places, registry
+from dflash_local.cli import COMMANDS, main
+from tests.support.tiny import loop_pair
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def _process(*argv: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
+    code = "import sys; from dflash_local.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert "example:" in capsys.readouterr().out
+    assert f"`{command}" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS if c.name != "completion"])
+def test_programs_can_read_it(command: str) -> None:
+    actions = next(iter(cli.parser()._subparsers._group_actions)).choices[command]._actions  # type: ignore[union-attr,index]
+    assert any("--json" in action.option_strings for action in actions)
+
+
+@pytest.mark.parametrize(
+    "argv", [["list"], ["list", "--fits", "--json"], ["du"], ["doctor", "--no-test"], ["--version"]]
+)
+def test_works_on_a_cp1252_console_without_a_terminal(
+    private_folders: Path, argv: list[str]
+) -> None:
+    done = _process(*argv, encoding="cp1252")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == b""
+    done.stdout.decode("cp1252")
+
+
+def test_letters_that_a_console_lacks_do_no_harm() -> None:
+    done = _process("pull", "日本", encoding="cp1252")
+    assert done.returncode == 1
+    assert b"There is no model called" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        ([], 2),
+        (["pull", "nothing"], 1),
+        (["generate", "hi", "--model", "demo", "--temperature", "-1"], 2),
+        (["rm"], 2),
+        (["add", "Bad Name", "--target", "a/b", "--draft", "a/c"], 2),
+    ],
+)
+def test_exit_codes(private_folders: Path, argv: Sequence[str], code: int) -> None:
+    assert main(argv) == code
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "doctor" in script
+    assert "partials" in script
+
+
+def test_add_then_list_then_rm(
+    private_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = loop_pair(tmp_path / "pair")
+    add = ["add", "mine", "--target", str(target), "--draft", str(draft)]
+    assert main(add) == 0
+    pair = registry.find("mine")
+    assert (pair.kind, pair.draft.source) == ("dflash", "folder")
+    assert registry.locate("mine").target_dir == target
+    assert main(add) == 2
+    assert main([*add, "--title", 'a "title"', "--replace"]) == 0
+    assert registry.find("mine").title == 'a "title"'
+    assert main(["add", "other", "--target", "org/a", "--draft", "org/b", "--block", "8"]) == 0
+    assert set(registry.registry()) >= {"mine", "other", "demo"}
+    assert main(["add", "third", "--target", "org/a", "--draft", "org/b"]) == 2
+    capsys.readouterr()
+    assert main(["list", "--fits", "--json"]) == 0
+    mine = next(e for e in json.loads(capsys.readouterr().out) if e["name"] == "mine")
+    assert mine["state"] == "ready"
+    assert mine["fit"]["fits"] is True
+    assert main(["rm", "mine", "--yes"]) == 0
+    assert target.is_dir(), "a folder of the user's own stays"
+
+
+def test_rm_and_du_of_what_pull_brought(
+    private_folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo = "z-lab/Qwen3-4B-DFlash-b16"
+    home = paths.hub_cache_dir() / ("models--" + repo.replace("/", "--"))
+    snapshot = home / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"x" * 5_000_000)
+    (home / "blobs").mkdir()
+    (home / "blobs" / "ff.dflash-partial").write_bytes(b"x" * 2_000_000)
+    assert main(["du", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["partials"] == {"files": 1, "bytes": 2_000_000}
+    assert [(m["repo"], m["pairs"]) for m in report["models"]] == [(repo, ["qwen3-4b"])]
+    assert main(["rm", "--partials", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["freed"] == 2_000_000
+    assert main(["rm", "qwen3-4b"]) == 2, "no terminal to ask on"
+    assert places.find(repo) is not None
+    assert main(["rm", "qwen3-4b", "--yes"]) == 0
+    assert not home.exists()
+
+
+def test_pull_refuses_what_can_never_fit(
+    private_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dflash_local import fit
+    from dflash_local.free_memory import Room
+
+    small = Room("cpu", "a small machine", 10**9, 10**9)
+    monkeypatch.setattr(fit, "room", lambda backend: small)
+    assert main(["pull", "qwen3-8b", "--backend", "torch", "--weights", "bf16"]) == 1
+    err = capsys.readouterr().err
+    assert "1.0 GB free on a small machine" in err
+    assert "--anyway" in err
+
+
+def test_doctor_names_cures(
+    private_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.user_file().parent.mkdir(parents=True)
+    registry.user_file().write_text("schema = 2\n")
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    bad = [f for f in report["findings"] if f["level"] == "bad"]
+    assert [f["topic"] for f in bad] == ["registry"]
+    assert all(f["cure"] for f in report["findings"] if f["level"] != "ok")
+    assert any(f["topic"] == "self-test" for f in report["findings"])
+
+
+@pytest.mark.slow
+def test_doctor_tests_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.ensure()
+    assert main(["doctor"]) == 0
+    assert "ids equal, tau" in capsys.readouterr().out
