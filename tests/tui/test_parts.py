@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ LINES = st.sampled_from(
         "text",
         "",
         "- item",
+        "- ```",
         "  more of it",
         "1. first",
         "```",
@@ -62,7 +65,7 @@ def test_cutting_at_the_boundaries_changes_nothing_shown(
     assert starts == sorted(set(starts))
     edges = [0, *starts, len(text)]
     apart: list[tuple[str, str]] = []
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         apart += rendered(text[left:right])
     assert apart == rendered(text)
 
