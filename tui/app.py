@@ -14,8 +14,9 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 from textual.theme import Theme
 
-from dflash_local.chat import Conversation
+from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.errors import DflashError, NotDownloaded
+from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.sessions import Session, SessionStore
@@ -27,6 +28,8 @@ from .settings import load_settings
 from .visible import visible
 
 EXIT_INTERRUPTED = 130
+PICTURE_TOKENS = 200
+"""Tokens of the answer in a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class DflashApp(App[int]):
         if self.options.prompt:
             self.call_after_refresh(self.chat_screen.send, self.options.prompt)
         if self.options.screenshot:
+            chat = self.chat_screen.chat
+            chat.options = ChatOptions(SamplingParams(max_tokens=PICTURE_TOKENS))
             self.set_interval(0.5, self._take_picture)
 
     def on_unmount(self) -> None:

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from dflash_local.backend import MemoryFigures
-from dflash_local.events import Prefill, Usage
+from dflash_local.events import Usage
 from dflash_local.stats import PositionRate, StatsSummary
 
 from . import figures
@@ -30,7 +30,6 @@ class PanelValues:
     plain_tok_s: float | None = None
     estimated: bool = True
     memory: MemoryFigures | None = None
-    prefill: Prefill | None = None
     usage: Usage | None = None
 
 

@@ -87,12 +87,13 @@ async def test_the_race_judges_identical_ids() -> None:
         assert "identical ids" in driver.words()
         await driver.pilot.press("escape")
         await driver.until(lambda: driver.app.screen is driver.screen)
-        await driver.until(lambda: not driver.screen.estimated)
+        await driver.until(lambda: not driver.screen.live.estimated)
 
 
 async def test_the_model_can_be_switched_and_the_chat_goes_on() -> None:
     def openers(name: str) -> ServiceOpener:
-        return ScriptedOpener((f"I am {name}.",))
+        opener: ServiceOpener = ScriptedOpener((f"I am {name}.",))
+        return opener
 
     async with chat() as driver:
         driver.screen.openers = openers
