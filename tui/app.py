@@ -86,7 +86,7 @@ class DflashApp(App[int]):
         if self.settings.theme in self.available_themes:
             self.theme = self.settings.theme
         self.theme_changed_signal.subscribe(self, self._theme_changed)
-        if self.options.prompt:
+        if self.options.prompt and not self.options.screenshot:
             self.call_after_refresh(self.chat_screen.send, self.options.prompt)
         if self.options.screenshot:
             chat = self.chat_screen.chat
@@ -111,12 +111,15 @@ class DflashApp(App[int]):
     def _theme_changed(self, theme: Theme) -> None:
         self.settings.theme = theme.name
 
-    def _take_picture(self) -> None:
-        answer = self.chat_screen.chat.last
-        if answer is not None and not self.chat_screen.generating:
+    async def _take_picture(self) -> None:
+        """Ask once plain decoding was timed, and leave with the picture of the answer."""
+        screen = self.chat_screen
+        if screen.chat.last is not None and not screen.generating:
             target = Path(self.options.screenshot).expanduser().absolute()
             self.save_screenshot(target.name, str(target.parent))
             self.exit()
+        elif screen.info is not None and not screen.loader.timing and not screen.generating:
+            await screen.send(self.options.prompt or "Hello! What can you do?")
 
 
 def first_session(pair: str, options: Options) -> Session:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import ClassVar, Literal
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
@@ -116,7 +116,11 @@ class ChatScreen(Screen[None]):
         yield self.prompt
         yield self._hint
         yield self.status_line
-        yield Static(Content("A little more room, please."), id="small")
+        yield Static(Content("dflash-chat needs a little more room; the chat goes on."), id="small")
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Below 40 x 10 there is no sense in the parts."""
+        self.set_class(event.size.width < 40 or event.size.height < 10, "-tiny")
 
     async def on_mount(self) -> None:
         """Show what was saved, watch the load."""
@@ -370,9 +374,13 @@ class ChatScreen(Screen[None]):
             reply.notice("/continue goes on from here.")
         self._worker = None
         self.live.answered(answer)
-        if self.service.alive:
-            self.loader.read_memory()
-            await self._next()
+        if not self.service.alive:
+            return
+        self.loader.read_memory()
+        await self._next()
+        drafted = answer is not None and answer.stats is not None and answer.stats.drafted
+        if self.live.plain_tok_s is None and drafted and not self.generating:
+            self.loader.time_on(self.chat.conversation.messages()[:-1])
 
     async def _next(self) -> None:
         """Send the next queued message."""

@@ -7,7 +7,6 @@ import pytest
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.chat import Answer, Conversation, Turn, Version
 from dflash_local.text import ThinkTags
-from dflash_local.tui.app import DflashApp, Options
 from dflash_local.tui.dialogs import Choice, ChooseDialog, TextDialog
 from dflash_local.tui.visible import visible
 from tests.tui.driver import chat
@@ -135,8 +134,3 @@ def test_visible_leaves_nothing_that_acts() -> None:
     assert not acting
     assert not set(shown) & set("\u202e\u2066\u2028\u2029\r")
     assert "[" in shown
-
-
-def test_the_app_is_made_with_any_name(tmp_path: object) -> None:
-    assert DflashApp.TITLE
-    assert Options().prompt == ""
