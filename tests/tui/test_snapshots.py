@@ -17,6 +17,7 @@ from dflash_local.service import Service
 from dflash_local.stats import DraftStats
 from dflash_local.tui.app import DflashApp
 from dflash_local.tui.loader import Loader
+from dflash_local.tui.loading import LoadingCard
 from dflash_local.tui.ribbon import Cell
 
 REPLY = """Speculative decoding drafts several tokens and checks them at once:
@@ -57,6 +58,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[DflashApp]:
 def test_the_chat_looks_as_before(app: DflashApp, width: int, snap_compare: Any) -> None:
     async def before(pilot: Pilot[int]) -> None:
         screen = app.chat_screen
+        while not screen.query(LoadingCard):
+            await pilot.pause(0.02)
         stats, cells, conversation = fixed()
         screen.chat.conversation = conversation
         screen.prompt.cursor_blink = False
