@@ -36,8 +36,10 @@ class Thinking(Vertical):
     Thinking.opened > PlainText { display: block; }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, saved: bool = False) -> None:
         super().__init__()
+        self._saved = saved
+        """Read from a file, which does not tell how long it took."""
         self._line = Static()
         self._text = PlainText()
         self._tokens = 0
@@ -92,7 +94,9 @@ class Thinking(Vertical):
         done = self._seconds is not None
         elapsed = self._seconds if self._seconds is not None else monotonic() - self._began
         mark = "▾" if self.has_class("opened") else "▸"
-        words = f"{'thought' if done else 'thinking'} {figures.seconds(elapsed)}"
+        words = "thought" if done else "thinking"
+        if not self._saved:
+            words += f" {figures.seconds(elapsed)}"
         if self._tokens:
             words += f" · {self._tokens} tok"
         self._line.update(Content(f"{words} {mark}"))
@@ -130,7 +134,7 @@ class Reply(Vertical, can_focus=True):
         self._tint = TintView()
         self.versions = ""
         """`` · answer 2 of 3`` behind the figures, where there are several."""
-        self.thinking = Thinking()
+        self.thinking = Thinking(saved=answer is not None)
         self.body = Body()
         self._footer = Static(id="footer")
         self._notice = Static(id="notice")
