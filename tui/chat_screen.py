@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import ClassVar, Literal
 
-from textual import events, on
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
@@ -94,7 +94,7 @@ class ChatScreen(Screen[None]):
         """Before the model was switched."""
         self.editing = False
         """The next message takes the place of the last one."""
-        self.transcript = Transcript()
+        self.transcript = Transcript(ascii_only=look.ascii_only)
         self.prompt = Prompt()
         self.status_line = StatusLine(ascii_only=look.ascii_only)
         self.panel = StatsPanel(settings.panel, ascii_only=look.ascii_only)
@@ -118,9 +118,13 @@ class ChatScreen(Screen[None]):
         yield self.status_line
         yield Static(Content("dflash-chat needs a little more room; the chat goes on."), id="small")
 
-    def on_resize(self, event: events.Resize) -> None:
+    def on_resize(self) -> None:
         """Below 40 x 10 there is no sense in the parts."""
-        self.set_class(event.size.width < 40 or event.size.height < 10, "-tiny")
+        size = self.app.size  # inline, the screen is lower than the terminal
+        tiny = size.width < 40 or size.height < 10
+        if self.has_class("-tiny") and not tiny:
+            self.call_after_refresh(self.prompt.focus)
+        self.set_class(tiny, "-tiny")
 
     async def on_mount(self) -> None:
         """Show what was saved, watch the load."""
@@ -264,7 +268,7 @@ class ChatScreen(Screen[None]):
         if self.loader.timing:
             self.service.stop()
         if reply is None:
-            reply = Reply(turn, tinted=self.transcript.tinted)
+            reply = self.transcript.new_reply(turn)
             await self.transcript.add(reply)
         self.hint()
         self.transcript.follow()

@@ -10,9 +10,9 @@ from time import monotonic
 
 from textual.message_pump import MessagePump
 
-from dflash_local.engine import Message, Prompt
 from dflash_local.errors import DflashError
 from dflash_local.events import Round
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 

@@ -125,10 +125,18 @@ class Reply(Vertical, can_focus=True):
             super().__init__()
             self.reply = reply
 
-    def __init__(self, turn: int, answer: Answer | None = None, *, tinted: bool = False) -> None:
+    def __init__(
+        self,
+        turn: int,
+        answer: Answer | None = None,
+        *,
+        tinted: bool = False,
+        ascii_only: bool = False,
+    ) -> None:
         super().__init__(classes="tinted" if tinted else None)
         self.turn = turn
         self.answer = answer
+        self._ascii = ascii_only
         self.rounds: list[Round] = []
         self._texts: list[Text] = []
         self._tint = TintView()
@@ -208,7 +216,8 @@ class Reply(Vertical, can_focus=True):
         tokens = answer.usage.thinking_tokens if answer.usage else None
         self.thinking.close(tokens)
         await self.body.finish()
-        self._footer.update(Content(figures.footer(answer, estimated=estimated) + self.versions))
+        words = figures.footer(answer, estimated=estimated) + self.versions
+        self._footer.update(Content(figures.in_ascii(words) if self._ascii else words))
         self.add_class("ended")
         self._draw_tint()
         if answer.error:

@@ -125,6 +125,7 @@ async def test_any_size(size: tuple[int, int]) -> None:
         await driver.pilot.resize_terminal(80, 24)
         await driver.pilot.pause()
         assert "Hello there." in driver.words()
+        await driver.until(lambda: driver.screen.focused is driver.screen.prompt)
 
 
 def test_visible_leaves_nothing_that_acts() -> None:
