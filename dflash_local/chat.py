@@ -178,6 +178,7 @@ class Chat:
 
     def send(self, text: str) -> Iterator[Event]:
         """Answer a new user message."""
+        text = _whole(text)
         self.conversation.turns.append(Turn([Version(text)]))
         return self._begin(text)
 
@@ -187,7 +188,7 @@ class Chat:
 
     def edit(self, text: str) -> Iterator[Event]:
         """Answer the last user message as if it had been ``text``."""
-        turn = self._last_turn()
+        turn, text = self._last_turn(), _whole(text)
         if turn.current.answer is None:
             turn.current.user = text
         else:
@@ -289,3 +290,8 @@ class Chat:
         if not self.plain_tok_s or not done.stats.tok_s:
             return None
         return done.stats.tok_s / self.plain_tok_s
+
+
+def _whole(text: str) -> str:
+    """Halves of surrogate pairs, which no tokenizer can encode, replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

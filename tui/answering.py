@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol
 
-from dflash_local.events import Event, Prefill, Round, Text
+from dflash_local.events import Event, Prefill, Round, Text, Usage
 from dflash_local.stats import DraftStats
 
 from .client import Client, Update
@@ -49,7 +49,8 @@ class Answering:
     def __init__(self, audience: Audience, *, low_bandwidth: bool = False) -> None:
         self.stats = DraftStats()
         self.cells: deque[Cell] = deque(maxlen=_CELLS)
-        self.prefill: Prefill | None = None
+        self.usage: Usage | None = None
+        """Of the last finished answer."""
         self.reply: Reply | None = None
         """Where the running answer goes; None while there is none."""
         self._audience = audience
@@ -63,7 +64,7 @@ class Answering:
         """Show an answer until it ends."""
         self.reply = reply
         self.stats = DraftStats()
-        self.prefill = None
+        self.usage = None
         self._client.start(make)
         while True:
             began = monotonic()
@@ -80,7 +81,8 @@ class Answering:
     async def _apply(self, reply: Reply, update: Update) -> None:
         self.stats.add_all(update.rounds)
         self.cells.extend(Cell(len(r.tokens), r.drafted, r.accepted) for r in update.rounds)
-        self.prefill = update.prefill or self.prefill
+        if update.done is not None:
+            self.usage = update.done.usage
         self._texts.extend(update.texts)
         self._rounds.extend(update.rounds)
         now = monotonic()

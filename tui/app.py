@@ -14,8 +14,9 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 from textual.theme import Theme
 
-from dflash_local.chat import Conversation
+from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.errors import DflashError, NotDownloaded
+from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.sessions import Session, SessionStore
@@ -27,6 +28,8 @@ from .settings import load_settings
 from .visible import visible
 
 EXIT_INTERRUPTED = 130
+PICTURE_TOKENS = 200
+"""Tokens of the answer in a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,11 @@ class DflashApp(App[int]):
         if self.settings.theme in self.available_themes:
             self.theme = self.settings.theme
         self.theme_changed_signal.subscribe(self, self._theme_changed)
-        if self.options.prompt:
+        if self.options.prompt and not self.options.screenshot:
             self.call_after_refresh(self.chat_screen.send, self.options.prompt)
         if self.options.screenshot:
+            chat = self.chat_screen.chat
+            chat.options = ChatOptions(SamplingParams(max_tokens=PICTURE_TOKENS))
             self.set_interval(0.5, self._take_picture)
 
     def on_unmount(self) -> None:
@@ -106,12 +111,15 @@ class DflashApp(App[int]):
     def _theme_changed(self, theme: Theme) -> None:
         self.settings.theme = theme.name
 
-    def _take_picture(self) -> None:
-        answer = self.chat_screen.chat.last
-        if answer is not None and not self.chat_screen.generating:
+    async def _take_picture(self) -> None:
+        """Ask once plain decoding was timed, and leave with the picture of the answer."""
+        screen = self.chat_screen
+        if screen.chat.last is not None and not screen.generating:
             target = Path(self.options.screenshot).expanduser().absolute()
             self.save_screenshot(target.name, str(target.parent))
             self.exit()
+        elif screen.info is not None and not screen.loader.timing and not screen.generating:
+            await screen.send(self.options.prompt or "Hello! What can you do?")
 
 
 def first_session(pair: str, options: Options) -> Session:

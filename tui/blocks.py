@@ -26,6 +26,8 @@ class BlockScanner:
         self._line = ""
         """The unfinished last line."""
         self._fence = ""
+        self._indent = 0
+        """Of the open fence."""
         self._list = False
         self._blank = True
         self._closed = True
@@ -71,7 +73,14 @@ class BlockScanner:
             mark, rest = fence[2], fence[3]
             if not self._fence:
                 self._fence = "" if mark[0] == "`" and "`" in rest else mark
-            elif mark.startswith(self._fence) and not rest.strip():
+                self._indent = len(fence[1])
+            elif (
+                mark.startswith(self._fence)
+                and not rest.strip()
+                and len(fence[1]) <= self._indent + 3
+                # Further left may be outside the list, where it would open another fence.
+                and (not self._list or len(fence[1]) >= self._indent)
+            ):
                 self._fence = ""
                 # A fence inside a list belongs to it.
                 self._closed = not self._list

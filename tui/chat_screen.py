@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import ClassVar, Literal
 
@@ -31,13 +31,14 @@ from .answering import Answering
 from .body import CopyCode
 from .client import Update
 from .commands import REGISTRY, copy_text
+from .live_figures import LiveFigures
 from .loader import Loader
 from .loading import LoadingCard
 from .prompt import Prompt
 from .reply import Reply
 from .settings import Settings
-from .stats_panel import PanelValues, StatsPanel
-from .status_line import Status, StatusLine
+from .stats_panel import StatsPanel
+from .status_line import StatusLine
 from .transcript import Note, Transcript, UserMessage
 from .visible import visible
 
@@ -89,22 +90,19 @@ class ChatScreen(Screen[None]):
         self.answering = Answering(self, low_bandwidth=look.low_bandwidth)
         self.loader = Loader(service, self)
         self.info: BackendInfo | None = None
-        self.memory: MemoryFigures | None = None
         self.memory_before: MemoryFigures | None = None
         """Before the model was switched."""
-        self.estimated = True
-        """Whether the plain speed comes from the short timing after the load."""
         self.editing = False
         """The next message takes the place of the last one."""
-        self.transcript = Transcript()
+        self.transcript = Transcript(ascii_only=look.ascii_only)
         self.prompt = Prompt()
         self.status_line = StatusLine(ascii_only=look.ascii_only)
         self.panel = StatsPanel(settings.panel, ascii_only=look.ascii_only)
+        self.live = LiveFigures(self.answering, self.status_line, self.panel, pair=pair)
         self.queued: deque[UserMessage] = deque()
         self.completions = Static(id="completions")
         self._hint = Static(id="hint")
         self._below = Static(Content("new text below · End"), id="below")
-        self._status = Status(state="loading", pair=pair)
         self._armed: dict[str, float] = {}
         self._worker: Worker[None] | None = None
         self._after_load: Callable[[], Iterator[Event]] | None = None
@@ -118,7 +116,15 @@ class ChatScreen(Screen[None]):
         yield self.prompt
         yield self._hint
         yield self.status_line
-        yield Static(Content("A little more room, please."), id="small")
+        yield Static(Content("dflash-chat needs a little more room; the chat goes on."), id="small")
+
+    def on_resize(self) -> None:
+        """Below 40 x 10 there is no sense in the parts."""
+        size = self.app.size  # inline, the screen is lower than the terminal
+        tiny = size.width < 40 or size.height < 10
+        if self.has_class("-tiny") and not tiny:
+            self.call_after_refresh(self.prompt.focus)
+        self.set_class(tiny, "-tiny")
 
     async def on_mount(self) -> None:
         """Show what was saved, watch the load."""
@@ -262,7 +268,7 @@ class ChatScreen(Screen[None]):
         if self.loader.timing:
             self.service.stop()
         if reply is None:
-            reply = Reply(turn, tinted=self.transcript.tinted)
+            reply = self.transcript.new_reply(turn)
             await self.transcript.add(reply)
         self.hint()
         self.transcript.follow()
@@ -271,7 +277,7 @@ class ChatScreen(Screen[None]):
     def stop(self) -> None:
         """Stop after the current round."""
         self.service.stop()
-        self._show_status(replace(self._status, state="stopping"))
+        self.live.state("stopping")
 
     async def until_idle(self) -> None:
         """Wait for the running answer to end."""
@@ -297,13 +303,13 @@ class ChatScreen(Screen[None]):
         """Show the progress of the load that is going on."""
         self.info = None
         await self.transcript.add(LoadingCard(self.pair))
-        self._show_status(Status(state="loading", pair=self.pair))
+        self.live.loading(self.pair)
         self.loader = Loader(self.service, self)
         self.loader.start()
 
     async def reload(self, opener: ServiceOpener | None = None) -> None:
         """Start the engine process anew, perhaps with another pair."""
-        self.memory_before = self.memory
+        self.memory_before = self.live.memory
         self.service.reload(opener)
         await self.watch_load()
 
@@ -321,8 +327,7 @@ class ChatScreen(Screen[None]):
         where = f"{info.backend} on {info.device}"
         words = f"Ready: {info.target}{draft} · {where} · {figures.seconds(event.seconds)}"
         await self.transcript.mount(Note(words, classes="loaded"), before=0)
-        state = replace(self._status, state="ready", context=info.context, block=info.block_size)
-        self._show_status(state)
+        self.live.loaded(info)
         waiting, self._after_load = self._after_load, None
         if waiting is not None:
             await self.answer(waiting, len(self.chat.conversation.turns) - 1)
@@ -332,54 +337,30 @@ class ChatScreen(Screen[None]):
     @on(messages.LoadFailed)
     async def _load_failed(self, event: messages.LoadFailed) -> None:
         await self.query(LoadingCard).remove()
-        self._show_status(replace(self._status, state="not loaded"))
+        self.live.loading(self.pair, "not loaded")
         await self.transcript.add(Note(str(event.error), classes="error"))
         if isinstance(event.error, NotDownloaded):
             await self.perform("model.choose", "")
 
     @on(messages.PlainSpeed)
     def _plain_speed(self, event: messages.PlainSpeed) -> None:
-        self.chat.plain_tok_s = event.tok_s
-        self.estimated = event.estimated
+        self.chat.plain_tok_s = self.live.plain_tok_s = event.tok_s
+        self.live.estimated = event.estimated
 
     @on(messages.MemoryRead)
     async def _memory_read(self, event: messages.MemoryRead) -> None:
-        self.memory = event.memory
         before, self.memory_before = self.memory_before, None
+        self.live.remember(event.memory)
         if before is not None and before.peak:
             words = f"Memory: {figures.gigabytes(before.peak)} before, "
             self.tell(words + f"{figures.gigabytes(event.memory.peak)} now.")
-        self._show_status(replace(self._status, memory=event.memory.peak))
-        self._show_panel()
 
     # -- the answer
 
     def progressed(self, prefill: Prefill | None, rounds: tuple[Round, ...]) -> None:
         """Figures of the running answer have changed."""
-        if prefill is not None and prefill.done < prefill.total and not rounds:
-            share = 100 * prefill.done // prefill.total
-            state = replace(self._status, state=f"reading prompt {share}%", position=prefill.done)
-            self._show_status(state)
-        if not rounds:
-            return
-        stats = self.answering.stats
-        summary, tok_s = stats.summary(), stats.rolling_tok_s
-        plain, drafted = self.chat.plain_tok_s, summary.drafted > 0
-        self._show_status(
-            replace(
-                self._status,
-                state="",
-                tok_s=tok_s,
-                ratio=tok_s / plain if plain and drafted else None,
-                estimated=self.estimated,
-                tau=summary.tau if drafted else None,
-                draft_rate=summary.draft_rate if drafted else None,
-                cells=tuple(self.answering.cells),
-                position=rounds[-1].position,
-            )
-        )
-        self._show_panel()
-        if stats.draft_not_helping:
+        self.live.progressed(prefill, rounds)
+        if rounds and self.answering.stats.draft_not_helping:
             self.hint(ALARM, alarm=True)
 
     async def answered(self, reply: Reply, update: Update) -> None:
@@ -389,18 +370,21 @@ class ChatScreen(Screen[None]):
         if turns and len(turns[-1].versions) > 1:
             reply.versions = f" · answer {turns[-1].shown + 1} of {len(turns[-1].versions)}"
         if answer is not None:
-            await reply.finish(answer, estimated=self.estimated)
+            await reply.finish(answer, estimated=self.live.estimated)
         if update.error is not None:
             again = "" if self.service.alive else " Ctrl+R reloads and answers again."
             reply.notice(f"{update.error}{again}")
         elif answer is not None and answer.can_go_on:
             reply.notice("/continue goes on from here.")
         self._worker = None
-        tok_s = answer.stats.tok_s if answer and answer.stats else None
-        self._show_status(replace(self._status, state="", tok_s=tok_s or self._status.tok_s))
-        if self.service.alive:
-            self.loader.read_memory()
-            await self._next()
+        self.live.answered(answer)
+        if not self.service.alive:
+            return
+        self.loader.read_memory()
+        await self._next()
+        drafted = answer is not None and answer.stats is not None and answer.stats.drafted
+        if self.live.plain_tok_s is None and drafted and not self.generating:
+            self.loader.time_on(self.chat.conversation.messages()[:-1])
 
     async def _next(self) -> None:
         """Send the next queued message."""
@@ -409,26 +393,7 @@ class ChatScreen(Screen[None]):
             await message.remove()
             await self.send(message.text)
 
-    # -- drawing
-
-    def _show_status(self, values: Status) -> None:
-        self._status = values
-        self.status_line.show(values)
-
-    def _show_panel(self) -> None:
-        answer = self.chat.last
-        stats = self.answering.stats
-        self.panel.show(
-            PanelValues(
-                summary=stats.summary(),
-                tok_s=stats.rolling_tok_s if self.generating else stats.summary().tok_s,
-                plain_tok_s=self.chat.plain_tok_s,
-                estimated=self.estimated,
-                memory=self.memory,
-                prefill=self.answering.prefill,
-                usage=answer.usage if answer and not self.generating else None,
-            )
-        )
+    # -- the view
 
     @on(Transcript.Following)
     def _following(self, event: Transcript.Following) -> None:

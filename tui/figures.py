@@ -77,3 +77,10 @@ def sentence(answer: Answer) -> str:
             f"{100 * stats.draft_rate:.0f} percent of drafts accepted"
         )
     return f"{words}, {ENDS[answer.end]}."
+
+
+def in_ascii(text: str) -> str:
+    """The same words for terminals and ears that know only ASCII."""
+    return text.translate(
+        {ord("τ"): "tau", ord("×"): "x", ord("·"): "-", ord("▸"): ">", ord("▾"): "v"}
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
 from time import monotonic
@@ -11,6 +12,7 @@ from textual.message_pump import MessagePump
 
 from dflash_local.errors import DflashError
 from dflash_local.events import Round
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 
@@ -49,15 +51,26 @@ class Loader:
         self._post(Loaded(info, monotonic() - began))
         if self.timing:
             with suppress(DflashError):
-                self._time_plain()
+                self._time_plain("Count from one to twenty.")
             self.timing = False
         self._read_memory()
 
-    def _time_plain(self) -> None:
+    def time_on(self, messages: Sequence[Message]) -> None:
+        """Time plain decoding on a chat, where the time after the load did not suffice."""
+        self.timing = True
+
+        def run() -> None:
+            with suppress(DflashError):
+                self._time_plain(self._service.prompt(messages))
+            self.timing = False
+
+        threading.Thread(target=run, name="dflash-timing", daemon=True).start()
+
+    def _time_plain(self, prompt: Prompt | str) -> None:
         rounds = [
             event.wall_ms
             for event in self._service.stream(
-                "Count from one to twenty.", SamplingParams(max_tokens=TIMED_TOKENS), block=0
+                prompt, SamplingParams(max_tokens=TIMED_TOKENS), block=0
             )
             if isinstance(event, Round)
         ][_WARM_UP:]

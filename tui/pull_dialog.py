@@ -21,6 +21,11 @@ from .visible import one_line, visible
 _AMOUNT = re.compile(r"(\d+) of (\d+) MB")
 
 
+def command(name: str) -> list[str]:
+    """The download as a process, which a cancel can end at any point."""
+    return [sys.executable, "-m", "dflash_local", "pull", name]
+
+
 class PullDialog(ModalScreen[bool]):
     """Returns whether the pair is here now."""
 
@@ -81,7 +86,7 @@ class PullDialog(ModalScreen[bool]):
         if self._process is not None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_local", "pull", self._pair],
+            command(self._pair),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -36,8 +36,10 @@ class Thinking(Vertical):
     Thinking.opened > PlainText { display: block; }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, saved: bool = False) -> None:
         super().__init__()
+        self._saved = saved
+        """Read from a file, which does not tell how long it took."""
         self._line = Static()
         self._text = PlainText()
         self._tokens = 0
@@ -92,7 +94,9 @@ class Thinking(Vertical):
         done = self._seconds is not None
         elapsed = self._seconds if self._seconds is not None else monotonic() - self._began
         mark = "▾" if self.has_class("opened") else "▸"
-        words = f"{'thought' if done else 'thinking'} {figures.seconds(elapsed)}"
+        words = "thought" if done else "thinking"
+        if not self._saved:
+            words += f" {figures.seconds(elapsed)}"
         if self._tokens:
             words += f" · {self._tokens} tok"
         self._line.update(Content(f"{words} {mark}"))
@@ -121,16 +125,24 @@ class Reply(Vertical, can_focus=True):
             super().__init__()
             self.reply = reply
 
-    def __init__(self, turn: int, answer: Answer | None = None, *, tinted: bool = False) -> None:
+    def __init__(
+        self,
+        turn: int,
+        answer: Answer | None = None,
+        *,
+        tinted: bool = False,
+        ascii_only: bool = False,
+    ) -> None:
         super().__init__(classes="tinted" if tinted else None)
         self.turn = turn
         self.answer = answer
+        self._ascii = ascii_only
         self.rounds: list[Round] = []
         self._texts: list[Text] = []
         self._tint = TintView()
         self.versions = ""
         """`` · answer 2 of 3`` behind the figures, where there are several."""
-        self.thinking = Thinking()
+        self.thinking = Thinking(saved=answer is not None)
         self.body = Body()
         self._footer = Static(id="footer")
         self._notice = Static(id="notice")
@@ -204,7 +216,8 @@ class Reply(Vertical, can_focus=True):
         tokens = answer.usage.thinking_tokens if answer.usage else None
         self.thinking.close(tokens)
         await self.body.finish()
-        self._footer.update(Content(figures.footer(answer, estimated=estimated) + self.versions))
+        words = figures.footer(answer, estimated=estimated) + self.versions
+        self._footer.update(Content(figures.in_ascii(words) if self._ascii else words))
         self.add_class("ended")
         self._draw_tint()
         if answer.error:

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from dflash_local.backend import MemoryFigures
-from dflash_local.events import Prefill, Usage
+from dflash_local.events import Usage
 from dflash_local.stats import PositionRate, StatsSummary
 
 from . import figures
@@ -30,7 +30,6 @@ class PanelValues:
     plain_tok_s: float | None = None
     estimated: bool = True
     memory: MemoryFigures | None = None
-    prefill: Prefill | None = None
     usage: Usage | None = None
 
 
@@ -62,7 +61,7 @@ def panel(values: PanelValues, mode: str, width: int, *, ascii_only: bool = Fals
 def _head(values: PanelValues) -> list[Content]:
     summary, plain = values.summary, values.plain_tok_s
     speed = f"speed   {values.tok_s:.1f} tok/s"
-    if plain:
+    if plain and summary.rounds:
         gain = figures.ratio(values.tok_s / plain, estimated=values.estimated)
         speed += f"   plain {plain:.1f}   {gain}"
     drafting = summary.rounds - summary.plain_rounds
@@ -155,7 +154,8 @@ class StatsPanel(Static):
         """Draw it anew, if it is seen."""
         self._values = values
         if self.mode != "off":
-            self.update(panel(values, self.mode, self.app.size.width, ascii_only=self._ascii))
+            drawn = panel(values, self.mode, self.app.size.width, ascii_only=self._ascii)
+            self.update(Content(figures.in_ascii(drawn.plain)) if self._ascii else drawn)
 
     def on_resize(self, event: events.Resize) -> None:
         """Fit into the new width."""

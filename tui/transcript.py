@@ -73,8 +73,9 @@ class Transcript(VerticalScroll):
             super().__init__()
             self.following = following
 
-    def __init__(self) -> None:
+    def __init__(self, *, ascii_only: bool = False) -> None:
         super().__init__(can_focus=False)
+        self._ascii = ascii_only
         self.following = True
         self.tinted = False
         self._conversation = Conversation()
@@ -165,9 +166,14 @@ class Transcript(VerticalScroll):
                 widgets.append(self.reply(number, turn))
         return widgets
 
+    def new_reply(self, number: int) -> Reply:
+        """A reply that is about to be written."""
+        return Reply(number, tinted=self.tinted, ascii_only=self._ascii)
+
     def reply(self, number: int, turn: Turn) -> Reply:
         """A reply that shows the current version of a turn."""
-        reply = Reply(number, turn.current.answer, tinted=self.tinted)
+        answer = turn.current.answer
+        reply = Reply(number, answer, tinted=self.tinted, ascii_only=self._ascii)
         if len(turn.versions) > 1:
             reply.versions = f" · answer {turn.shown + 1} of {len(turn.versions)}"
         return reply

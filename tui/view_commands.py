@@ -212,7 +212,8 @@ async def _switch(screen: ChatScreen, name: str) -> None:
         pull(screen, name)
         return
     screen.pair = screen.chat.model = name
-    screen.chat.plain_tok_s, screen.estimated = None, True
+    screen.chat.plain_tok_s = screen.live.plain_tok_s = None
+    screen.live.estimated = True
     await screen.reload(opener)
 
 

@@ -74,6 +74,10 @@ class Driver:
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text for strip in strips)
 
+    def told(self, part: str) -> bool:
+        """Whether a notification with these words was shown."""
+        return any(part in note.message for note in self.app._notifications)
+
     def words(self) -> str:
         """The same as one line, so that wrapping does not matter."""
         return " ".join(self.shown().replace("▌", " ").split())

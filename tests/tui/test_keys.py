@@ -156,7 +156,7 @@ async def test_ctrl_l_is_refused_while_generating() -> None:
         await driver.pilot.press("ctrl+l")
         await driver.pilot.pause()
         assert driver.screen.generating
-        await driver.until(lambda: "Stop it first" in driver.words())
+        await driver.until(lambda: driver.told("Stop it first"))
 
 
 async def test_ctrl_r_regenerates_and_the_earlier_answer_is_one_key_away() -> None:

@@ -1,0 +1,186 @@
+"""The parts of the screen that are pure: blocks, ribbon, status line, panel, figures."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from dflash_local.events import Round
+from dflash_local.stats import DraftStats, PositionRate, StatsSummary
+from dflash_local.tui import clipboard, figures
+from dflash_local.tui.blocks import BlockScanner
+from dflash_local.tui.machine import fits, memory_here
+from dflash_local.tui.ribbon import Cell, level, ribbon
+from dflash_local.tui.stats_panel import PanelValues, bar, panel
+from dflash_local.tui.status_line import Status, status
+
+PARSER = MarkdownIt("gfm-like", {"html": False, "linkify": False})
+LINES = st.sampled_from(
+    [
+        "text",
+        "",
+        "- item",
+        "- ```",
+        "  more of it",
+        "1. first",
+        "```",
+        "```python",
+        "    ```",
+        "~~~",
+        "# heading",
+        "> quote",
+        "| a | b |",
+        "|---|---|",
+        "    indented",
+        "---",
+        "  ```",
+        "* star with a long text behind it",
+    ]
+)
+
+
+def rendered(text: str) -> list[tuple[str, str]]:
+    return [(token.type, token.content) for token in PARSER.parse(text)]
+
+
+def scanned(text: str, sizes: list[int]) -> list[int]:
+    scanner, starts, at = BlockScanner(), list[int](), 0
+    for size in [*sizes, len(text)]:
+        starts += scanner.push(text[at : at + size])
+        at += size
+    return starts
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(LINES, max_size=14), st.lists(st.integers(1, 9), max_size=12))
+def test_cutting_at_the_boundaries_changes_nothing_shown(
+    lines: list[str], sizes: list[int]
+) -> None:
+    text = "\n".join(lines) + "\n"
+    starts = scanned(text, sizes)
+    assert starts == sorted(set(starts))
+    edges = [0, *starts, len(text)]
+    apart: list[tuple[str, str]] = []
+    for left, right in pairwise(edges):
+        apart += rendered(text[left:right])
+    assert apart == rendered(text)
+
+
+def test_boundaries_are_found_where_it_matters() -> None:
+    text = "Para one is here.\n\nPara two is here.\n\n```py\nx\n\ny\n```\nAfter the code.\n"
+    starts = scanned(text, [7] * 20)
+    assert [text[s:].split()[0] for s in starts] == ["Para", "```py", "After"]
+
+
+def test_the_ribbon_has_a_fixed_scale() -> None:
+    assert [level(n, 8) for n in (0, 1, 8, 99)] == [0, 0, 7, 7]
+    cells = [Cell(1, 7, 0), Cell(8, 7, 7), Cell(4, 7, 3), Cell(1, 0, 0)]
+    assert ribbon(cells, 8, 10).plain == "▁█▄▁"
+    assert ribbon(cells, 8, 2).plain == "▄▁"
+    assert ribbon(cells, 8, 10, ascii_only=True).plain.isascii()
+    assert [cell.kind for cell in cells] == ["none", "full", "part", "plain"]
+
+
+FULL = Status(
+    tok_s=142.0,
+    ratio=3.1,
+    estimated=False,
+    tau=5.4,
+    draft_rate=0.78,
+    cells=tuple(Cell(n % 8 + 1, 7, n % 8) for n in range(90)),
+    block=8,
+    position=2100,
+    context=32000,
+    memory=9_800_000_000,
+    pair="Qwen3-8B 4bit + DFlash b16 · mlx",
+)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 160])
+def test_the_status_line_fits_and_keeps_the_first_four(width: int) -> None:
+    line = status(FULL, width).plain
+    assert line.startswith("142 tok/s  3.1×  τ 5.4  78%")
+    assert len(line) <= max(width, len("142 tok/s  3.1×  τ 5.4  78%"))
+    assert ("ctx 2.1k/32k" in line) == (width >= 60)
+    assert ("Qwen3" in line) == (width >= 100)
+
+
+def test_the_status_line_in_ascii() -> None:
+    line = status(FULL, 60, ascii_only=True).plain
+    assert line.isascii()
+
+
+def summary() -> StatsSummary:
+    stats = DraftStats()
+    for n in range(12):
+        stats.add(Round(n + 1, 7, n % 8, tuple(range(n % 8 + 1)), 20.0, 5.0, 14.0, 100))
+    return stats.summary()
+
+
+@pytest.mark.parametrize("width", [60, 110, 160])
+def test_the_panel_shows_each_figure(width: int) -> None:
+    text = panel(PanelValues(summary(), 142.3, 45.9), "full", width).plain
+    for part in ("142.3 tok/s", "plain 45.9", "3.1×", "n 12", "tokens per round", "verify 70%"):
+        assert part in text
+    assert len(panel(PanelValues(summary()), "compact", width).plain.splitlines()) == 2
+
+
+def test_few_rounds_are_dim() -> None:
+    few = StatsSummary(positions=(PositionRate(1, 2, 3),))
+    assert any(span.style == "dim" for span in panel(PanelValues(few), "full", 60).spans)
+
+
+def test_bars() -> None:
+    assert bar(1.0, 4) == "████"
+    assert bar(0.0, 4) == ""
+    assert bar(0.5, 4, ascii_only=True) == "##"
+
+
+def test_figures_are_worded_once() -> None:
+    assert [figures.count(n) for n in (950, 2100, 32000)] == ["950", "2.1k", "32k"]
+    assert [figures.seconds(s) for s in (0.31, 4.1, 72)] == ["0.31 s", "4.1 s", "1 min 12 s"]
+    assert figures.gigabytes(9_800_000_000) == "9.8 GB"
+    assert figures.speed(5.25).endswith("tok/s")
+
+
+def test_code_blocks_are_found() -> None:
+    text = "a\n```py\none\n```\n\n- b\n  ```\n  two\n  ```\n\n```\nopen"
+    assert [block.strip() for block in clipboard.code_blocks(text)] == ["one", "two", "open"]
+
+
+def test_the_clipboard_is_the_machines_own_unless_over_ssh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert clipboard.tool({"WAYLAND_DISPLAY": "w"}) == ("wl-copy",)
+    assert clipboard.tool({"DISPLAY": ":0"})[0] == "xclip"
+    assert clipboard.tool({"DISPLAY": ":0", "SSH_TTY": "x"}) == ()
+    assert clipboard.tool({}) == ()
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert clipboard.tool({}) == ("pbcopy",)
+
+
+def test_without_a_tool_the_terminal_is_asked_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clipboard, "tool", lambda: ())
+    monkeypatch.delenv("TMUX", raising=False)
+    monkeypatch.setenv("TERM_PROGRAM", "Apple_Terminal")
+    taken: list[str] = []
+    assert "takes no copies" in clipboard.copy("x", taken.append)
+    assert taken == ["x"]
+
+
+def test_what_fits() -> None:
+    from dflash_local.registry import registry
+
+    pairs = registry().values()
+    assert memory_here() >= 0
+    assert all(fits(pair, 0) for pair in pairs)
+    assert fits(registry()["demo"], 2_000_000_000)
+    assert not all(fits(pair, 2_000_000_000) for pair in pairs)
