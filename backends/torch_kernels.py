@@ -78,8 +78,7 @@ TARGETS: dict[str, tuple[Product, ...]] = {
         Product("down", 12288, 4096, 36),
     ),
     "27b": (
-        Product("delta qkv", 5120, 10240, 48),
-        Product("delta z", 5120, 6144, 48),
+        Product("delta qkvz", 5120, 16384, 48),
         Product("delta out", 6144, 5120, 48),
         Product("qkv", 5120, 14336, 16),
         Product("out", 6144, 5120, 16),

@@ -20,7 +20,8 @@ def test_sixteen_rows_fall_back_where_the_card_is_large() -> None:
     assert shares["8b", "3090"] == shares["8b", "4070 Ti S"] == shares["27b", "3090"] == 0
     assert shares["4b", "4090"] == pytest.approx(0.51, abs=0.01)
     assert shares["8b", "4090"] > 0
-    assert 0 < shares["27b", "5090"] < 0.2
+    assert shares["8b", "5080"] == pytest.approx(0.35, abs=0.01)
+    assert shares["27b", "4090"] == shares["27b", "5090"] == pytest.approx(0.08, abs=0.01)
 
 
 def test_the_table_has_a_line_per_card() -> None:
