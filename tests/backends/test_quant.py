@@ -11,7 +11,7 @@ pytest.importorskip("bitsandbytes")
 
 from dflash_local.backends.torch_linear import DenseLinear  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
-from dflash_local.backends.torch_quant import Quantiser, refusal  # noqa: E402
+from dflash_local.backends.torch_quant import Nf4Linear, Quantiser, refusal  # noqa: E402
 from dflash_local.errors import OptionError  # noqa: E402
 from tests.support.driving import done, plain, run  # noqa: E402
 from tests.support.kits import Options  # noqa: E402
@@ -43,6 +43,17 @@ def test_nf4_takes_at_most_six_tenths_of_a_byte_per_weight() -> None:
     made = quantiser.maker("nf4")("x", torch.randn(256, 512).bfloat16(), None)
     assert made.bytes <= 0.6 * 256 * 512
     assert quantiser.quantised_bytes == made.bytes
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_the_direct_call_equals_the_operator(rows: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    made = Nf4Linear(torch.randn(96, 128, generator=generator).bfloat16())
+    states = torch.randn(128, rows, generator=generator).bfloat16().T
+    with torch.inference_mode():
+        direct = made(states)
+        made._kernel = None
+        torch.testing.assert_close(direct, made(states.contiguous()), rtol=0, atol=0)
 
 
 def test_shapes_that_the_kernels_refuse_stay_as_they_are() -> None:
