@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dflash_local.aio import acomplete, astream
-    from dflash_local.engine import Engine, Message, Reply
+    from dflash_local.engine import Engine, Reply
     from dflash_local.errors import DflashError
     from dflash_local.events import Done, Event, LoadProgress, Piece, Prefill, Round, Text, Usage
     from dflash_local.prompting import Message
@@ -26,7 +26,6 @@ _HOMES = {
     **dict.fromkeys(("Engine", "Reply"), "engine"),
     "Message": "prompting",
     **dict.fromkeys(("acomplete", "astream"), "aio"),
-    **dict.fromkeys(("Engine", "Message", "Reply"), "engine"),
     "DflashError": "errors",
     **dict.fromkeys(
         ("Done", "Event", "LoadProgress", "Piece", "Prefill", "Round", "Text", "Usage"), "events"

@@ -7,8 +7,9 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from dflash_local.engine import Engine, Message, Prompt, Reply
+from dflash_local.engine import Engine, Reply
 from dflash_local.events import Event
+from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 
 
