@@ -26,7 +26,6 @@ _HOMES = {
     **dict.fromkeys(("Engine", "Reply"), "engine"),
     "Message": "prompting",
     **dict.fromkeys(("acomplete", "astream"), "aio"),
-    **dict.fromkeys(("Engine", "Message", "Reply"), "engine"),
     "DflashError": "errors",
     **dict.fromkeys(
         ("Done", "Event", "LoadProgress", "Piece", "Prefill", "Round", "Text", "Usage"), "events"

@@ -118,7 +118,9 @@ def fit(
     """
     found = free or room(backend)
     width = _width(dtype, found)
-    target = _read_target(target_dir, backend, width, quantize)
+    target = _read_target(
+        target_dir, width, quantize, doubled=found.kind == "cpu" and backend == "torch"
+    )
     draft = None if draft_dir is None else read_draft_config(draft_dir)
     draft_bytes = 0
     if draft_dir is not None and draft is not None:
@@ -254,7 +256,7 @@ def _need(
     )
 
 
-def _read_target(folder: Path, backend: str, width: float, quantize: str | None) -> _Target:
+def _read_target(folder: Path, width: float, quantize: str | None, *, doubled: bool) -> _Target:
     config = read_json(folder / "config.json")
     inner_config = config.get("text_config")
     text: Mapping[str, Any] = inner_config if isinstance(inner_config, dict) else config
@@ -266,7 +268,8 @@ def _read_target(folder: Path, backend: str, width: float, quantize: str | None)
     kinds = text.get("layer_types") or ["full_attention"] * layers
     recurrent = sum(kind == "linear_attention" for kind in kinds)
     return _Target(
-        weights=_target_weights(folder, config, text, width, quantize),
+        weights=_target_weights(folder, config, text, width, quantize)
+        + (_fused(folder, width) if doubled and quantize is None else 0),
         hidden=hidden,
         inner=int(text.get("intermediate_size") or text.get("moe_intermediate_size") or 4 * hidden),
         kv_layers=layers - recurrent,
@@ -298,6 +301,19 @@ def _target_weights(
         each = _ON_LOAD.get(quantize or "", width) if linear else width
         total += math.prod(shape) * each
     return int(total)
+
+
+def _fused(folder: Path, width: float) -> int:
+    """Bytes that torch on a CPU holds twice: projections joined into one matrix, beside the mapped
+    file that the other weights are read from. Only where the file has the type that is loaded."""
+    shapes = folder_shapes(folder)
+    stored = sum(file.stat().st_size for file in weight_files(folder))
+    if abs(stored / max(1, sum(map(math.prod, shapes.values()))) - width) > 0.5:
+        return 0
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    return int(
+        width * sum(math.prod(s) for name, s in shapes.items() if name.split(".")[-2] in joined)
+    )
 
 
 def _draft_weights(folder: Path, draft: DraftConfig, backend: str, width: float) -> int:
