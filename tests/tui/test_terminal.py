@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import demo
 from tests.tui.driver import PATIENCE
 
 SCRIPTED = """
@@ -132,6 +133,27 @@ def test_plain_mode_on_a_terminal(terminal: Terminal, script: str, setting: str)
     terminal.press("C-c")
     terminal.until("stopped by you.")
     terminal.press("C-d")
+    terminal.until("LEFT 0")
+
+
+@needs_tmux
+@pytest.mark.slow
+@pytest.mark.skipif(demo.installed() is None, reason="the demo pair is not on this machine")
+def test_the_demo_pair_as_a_new_user_meets_it(terminal: Terminal) -> None:
+    program = shlex.join(
+        [sys.executable, "-c", "from dflash_local.tui.app import main; exit(main())"]
+    )
+    terminal.type(f"{program}; echo LEFT $?", "Enter")
+    screen = terminal.until("Message, or / for commands")
+    assert "Enter send" in screen
+    terminal.type("Write one sentence about the sea.", "Enter")
+    terminal.until("drafts accepted")
+    terminal.type("Tell me a very long story about it.", "Enter")
+    terminal.until("tok/s")
+    time.sleep(1)
+    terminal.press("Escape")
+    terminal.until("/continue")
+    terminal.press("C-c", "C-c")
     terminal.until("LEFT 0")
 
 
