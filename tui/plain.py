@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import TextIO
 
 from dflash_local.chat import Chat
 from dflash_local.errors import DflashError
-from dflash_local.events import LoadProgress, Text
+from dflash_local.events import Event, LoadProgress, Text
 from dflash_local.service import Service
 from dflash_local.sessions import Session
 
@@ -58,9 +60,22 @@ class PlainChat:
         while text or (text := self._ask()):
             if text == "/quit":
                 break
-            self._turn(text)
+            if text.startswith("/") and not text.startswith("//"):
+                self._command(text)
+            else:
+                self._turn(text, partial(self._chat.send, text.removeprefix("/")))
             text = ""
         return 0
+
+    def _command(self, text: str) -> None:
+        """The few commands of plain mode; an unknown one is never sent."""
+        if text == "/retry" and self._chat.conversation.turns:
+            self._turn(self._chat.conversation.turns[-1].current.user, self._chat.retry)
+        elif text == "/new":
+            self._chat.cut(0)
+            self._say("New chat.")
+        else:
+            self._say("Commands here: /retry, /new, /quit. Begin with // to send a slash.")
 
     def _progress(self, event: LoadProgress) -> None:
         if event.stage != self._stage:
@@ -75,14 +90,14 @@ class PlainChat:
         except EOFError:
             return ""
 
-    def _turn(self, text: str) -> None:
+    def _turn(self, text: str, make: Callable[[], Iterator[Event]]) -> None:
         if not self._typing:
             self._say(f"You: {visible(text)}")
         self._write("Assistant: ")
         thought = False
         try:
             with _StopOnInterrupt(self._service):
-                for event in self._chat.send(text):
+                for event in make():
                     if not isinstance(event, Text):
                         continue
                     for piece in event.pieces:
