@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -99,7 +100,8 @@ class Engine:
     def __init__(self, opener: Callable[[], Opened | tuple[Backend, ChatTokenizer]]) -> None:
         self._inbox: queue.SimpleQueue[_Request | _Call[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: _Request | None = None
+        self._unfinished: deque[_Request] = deque()
+        """The running request and those behind it, in order."""
         self._closed = False
         self._held: list[int] = []
         """Ids that the caches hold; only the engine's thread touches it."""
@@ -191,10 +193,13 @@ class Engine:
         )
 
     def stop(self) -> None:
-        """End the running answer after its current round; from any thread."""
+        """End the running answer after its current round; from any thread.
+
+        An answer that was asked for and has not begun yet ends as soon as it begins.
+        """
         with self._lock:
-            if self._running is not None:
-                self._running.stop.set()
+            if self._unfinished:
+                self._unfinished[0].stop.set()
 
     def memory(self) -> MemoryFigures:
         """Bytes held; waits for a running answer."""
@@ -217,8 +222,8 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            if self._running is not None:
-                self._running.stop.set()
+            for request in self._unfinished:
+                request.stop.set()
             self._inbox.put(None)
         self._thread.join()
 
@@ -253,6 +258,8 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EngineError("The engine is closed.", "Load it again.")
+            if isinstance(item, _Request):
+                self._unfinished.append(item)
             self._inbox.put(item)
 
     def _events(self, request: _Request) -> Iterator[Event]:
@@ -293,10 +300,6 @@ class Engine:
                 if not item.run(backend):
                     self._held = []
                 continue
-            with self._lock:
-                self._running = item
-                if self._closed:
-                    item.stop.set()
             try:
                 self._answer(backend, tokenizer, item)
             except BaseException as error:
@@ -304,7 +307,7 @@ class Engine:
                 item.events.put(_explained(error))
             finally:
                 with self._lock:
-                    self._running = None
+                    self._unfinished.popleft()
                 item.finished.set()
         backend.close()
 

@@ -82,6 +82,25 @@ def test_stop_ends_the_answer_after_a_round() -> None:
         assert engine.complete("go").text == LONG
 
 
+def test_a_stop_before_the_answer_has_begun_is_not_lost() -> None:
+    with opened((LONG,), round_ms=2.0, token_ms=20.0) as engine:
+        events = engine.stream("go")
+        threading.Timer(0.01, engine.stop).start()
+        last = list(events)[-1]
+        assert isinstance(last, Done)
+        assert last.reason == "cancelled"
+        asked = threading.Thread(target=lambda: list(engine.stream("x" * 50)))
+        asked.start()
+        waiting = engine.stream("go")
+        first = next(waiting)  # its turn has come: the other one is through
+        asked.join()
+        engine.stop()
+        assert isinstance(first, Prefill)
+        last = list(waiting)[-1]
+        assert isinstance(last, Done)
+        assert last.reason == "cancelled"
+
+
 def test_leaving_the_stream_stops_it_and_the_next_request_is_whole() -> None:
     with opened((LONG,), round_ms=2.0) as engine:
         for event in engine.stream("go"):
