@@ -24,7 +24,8 @@ chat: .venv/ready
 	@if [ -t 0 ] && [ -t 1 ]; then \
 		$(BIN)/dflash-chat --model $(MODEL); \
 	else \
-		echo "No terminal on stdin and stdout: answering one prompt in plain text."; \
+		echo "No terminal on stdin and stdout: answering one prompt in plain text (PROMPT=... gives another)."; \
+		echo "> $(PROMPT)"; \
 		$(BIN)/dflash-local generate --model $(MODEL) "$(PROMPT)"; \
 	fi
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from dflash_local.errors import DflashError
 
@@ -49,9 +49,17 @@ COMMANDS = (
 EXIT_INTERRUPTED = 130
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print and leave with status 2."""
+        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line; the modules named in ``COMMANDS`` add their own arguments."""
-    root = argparse.ArgumentParser(
+    root = OneLineParser(
         prog="dflash-local",
         description="Fast local chat with DFlash drafts. The terminal app is dflash-chat.",
     )

@@ -90,11 +90,20 @@ def _as_json(events: Iterable[Event]) -> int:
     return 0
 
 
+_ENDS = {
+    "stop": "the end of the answer",
+    "stop_string": "a stop string",
+    "length": "the token limit",
+    "context": "the end of the context",
+    "cancelled": "you",
+}
+
+
 def footer(done: Done) -> str:
     """The figures of an answer in one line."""
     stats, usage = done.stats, done.usage
     parts = [f"{usage.completion_tokens} tok", f"{stats.tok_s:.0f} tok/s"]
     if stats.drafted:
         parts += [f"tau {stats.tau:.2f}", f"{stats.draft_rate:.0%} of drafts accepted"]
-    parts += [f"first token {usage.prefill_ms / 1000:.2f} s", f"stopped by {done.reason}"]
+    parts += [f"first token {usage.prefill_ms / 1000:.2f} s", f"stopped by {_ENDS[done.reason]}"]
     return " · ".join(parts)

@@ -59,10 +59,9 @@ def open_engine(args: argparse.Namespace) -> Engine:
 
     def show(step: LoadProgress) -> None:
         if sys.stderr.isatty():
-            text = "" if step.stage == "ready" else f"{step.stage} ..."
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"\r\033[K{step.stage} ...", end="", file=sys.stderr, flush=True)  # noqa: T201
 
-    return load(
+    engine = load(
         args.model,
         draft=args.draft,
         backend=args.backend,
@@ -74,6 +73,9 @@ def open_engine(args: argparse.Namespace) -> Engine:
         head_bits=args.head_bits,
         progress=show,
     )
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+    return engine
 
 
 def sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from dflash_local.chat import ChatOptions, Conversation
+from dflash_local.cli import OneLineParser
 from dflash_local.errors import DflashError, NotDownloaded
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
@@ -176,7 +177,7 @@ def _say_goodbye(app: DflashApp) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line of ``dflash-chat``."""
-    root = argparse.ArgumentParser(
+    root = OneLineParser(
         prog="dflash-chat", description="Chat with a local model, drafted by DFlash."
     )
     root.add_argument("prompt", nargs="?", default="", help="a first message to send at once")

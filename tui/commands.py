@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 _NUMBERS = {
     "temp": "temperature",
+    "temperature": "temperature",
     "top_p": "top_p",
     "min_p": "min_p",
     "top_k": "top_k",
     "seed": "seed",
     "max": "max_tokens",
+    "max_tokens": "max_tokens",
 }
 _WHOLE = ("top_k", "seed", "max_tokens")
 
@@ -38,9 +40,12 @@ def copy_text(screen: ChatScreen, text: str, what: str) -> None:
 
 
 def interrupt(screen: ChatScreen, _: str) -> None:
-    """Ctrl+C: stop, else copy what is selected, else quit at the second press."""
+    """Ctrl+C: stop, else copy what is selected; quit at the second press."""
     if screen.generating:
-        screen.stop()
+        if screen.twice("quit", "Stopping. Press Ctrl+C again to quit."):
+            screen.app.exit()
+        else:
+            screen.stop()
         return
     selected = screen.prompt.selected_text if screen.prompt.has_focus else ""
     selected = selected or screen.get_selected_text() or ""

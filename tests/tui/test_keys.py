@@ -116,6 +116,15 @@ async def test_escape_twice_where_the_setting_asks_for_it() -> None:
         await driver.idle()
 
 
+async def test_ctrl_c_twice_quits_in_mid_answer_too() -> None:
+    async with chat(LONG) as driver:
+        await driver.send("go")
+        await driver.generating()
+        await driver.pilot.press("ctrl+c", "ctrl+c")
+        await driver.pilot.pause()
+        assert driver.app._exit
+
+
 async def test_ctrl_c_copies_a_selection_when_idle(copied: list[str]) -> None:
     async with chat() as driver:
         driver.screen.prompt.set_text("some text")
