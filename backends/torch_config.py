@@ -79,6 +79,7 @@ def stop_ids(folder: Path, config: Any) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.is_file() else None
     ids = config.eos_token_id if ids is None else ids
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    if not all(isinstance(item, int) for item in listed):
+        raise WeightsError(f"{path}: eos_token_id is {ids!r}.", "Pull the model again.")
+    return tuple(listed)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from dflash_local.errors import DflashError, OptionError
-from dflash_local.events import Channel, Done, Event, Reason, Text, Usage
-from dflash_local.prompting import Message, Prompt
+from dflash_local.events import Channel, Done, Event, Reason, Resumed, Text, Usage
+from dflash_local.prompting import Message, Prompt, whole
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 
@@ -178,7 +178,7 @@ class Chat:
 
     def send(self, text: str) -> Iterator[Event]:
         """Answer a new user message."""
-        text = _whole(text)
+        text = whole(text)
         self.conversation.turns.append(Turn([Version(text)]))
         return self._begin(text)
 
@@ -188,7 +188,7 @@ class Chat:
 
     def edit(self, text: str) -> Iterator[Event]:
         """Answer the last user message as if it had been ``text``."""
-        turn, text = self._last_turn(), _whole(text)
+        turn, text = self._last_turn(), whole(text)
         if turn.current.answer is None:
             turn.current.user = text
         else:
@@ -205,6 +205,11 @@ class Chat:
         answer = self._last_turn().current.answer
         if answer is None or not answer.can_go_on:
             raise OptionError("The last answer is complete.", "Send a message instead.")
+        if answer.model != self.model:
+            raise OptionError(
+                f"The last answer is by {answer.model or 'another model'}, this is {self.model}.",
+                "Regenerate it instead.",
+            )
         return self._answer(answer)
 
     def show(self, version: int) -> None:
@@ -223,6 +228,7 @@ class Chat:
 
     def set_system(self, text: str) -> None:
         """Change the system prompt, from the next answer on."""
+        text = whole(text)
         self.conversation.system = text
         if self.record is not None:
             self.record.system(text)
@@ -246,23 +252,22 @@ class Chat:
         if messages[-1]["role"] == "assistant":
             messages.pop()
         prompt = self.engine.prompt(messages, self.options.thinking)
-        if not before.tokens:
-            return prompt
-        in_thinking = bool(before.thinking) and not before.text
-        return Prompt((*prompt.ids, *before.tokens), in_thinking)
+        return replace(prompt, said=before.tokens)
 
     def _answer(self, before: Answer) -> Iterator[Event]:
         """The one task: answer, or go on after ``before``."""
         place = self._place()
         version = self._last_turn().current
         said: dict[Channel, list[str]] = {"answer": [before.text], "think": [before.thinking]}
-        answer = replace(before, model=self.model, end="interrupted", error="", tokens=())
+        answer = replace(before, model=self.model, end="interrupted", error="")
         tokens = list(before.tokens)
         try:
             for event in self.engine.stream(
                 self._request(before), self.options.sampling, block=self.options.block
             ):
-                if isinstance(event, Text):
+                if isinstance(event, Resumed):
+                    said = {"answer": [event.text], "think": [event.thinking]}
+                elif isinstance(event, Text):
                     for piece in event.pieces:
                         said[piece.channel].append(piece.text)
                         if self.record is not None:
@@ -290,8 +295,3 @@ class Chat:
         if not self.plain_tok_s or not done.stats.tok_s:
             return None
         return done.stats.tok_s / self.plain_tok_s
-
-
-def _whole(text: str) -> str:
-    """Halves of surrogate pairs, which no tokenizer can encode, replaced by U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

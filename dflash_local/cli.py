@@ -99,3 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:  # a full disk under stdout, a name that no file system takes
+        print(f"dflash-local: {error}", file=sys.stderr)  # noqa: T201
+        return 1

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import TextIO
 
 from dflash_local.cli_load import (
     block_rows,
@@ -41,7 +42,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer and print; the figures go to stderr."""
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = args.prompt
+    if prompt == "-":
+        stdin: TextIO | None = sys.stdin
+        prompt = "" if stdin is None else stdin.read()
     if not prompt.strip():
         raise OptionError("The prompt is empty.", "Give the question as an argument.")
     if args.plain and args.block is not None:

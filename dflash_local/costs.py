@@ -51,9 +51,12 @@ def measure(backend: Backend) -> Costs:
     The least of several is taken: what disturbs a measurement only makes it longer.
     """
     info = backend.info
-    context = min(_CONTEXT, info.context - info.block_size)
+    context = max(1, min(_CONTEXT, info.context - info.block_size))
+    counts = [c for c in measured_counts(info.block_size) if context + c + 1 <= info.context]
+    if not counts:  # room for one token: nothing will ever be drafted
+        return Costs((1.0,) * info.block_size)
     points = []
-    for count in measured_counts(info.block_size):
+    for count in counts:
         best = float("inf")
         for repeat in range(_REPEATS + 1):
             backend.rewind(0)

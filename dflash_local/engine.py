@@ -17,9 +17,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
-from dflash_local.events import Done, Event, Piece, Reason, Text, Usage
+from dflash_local.events import Done, Event, Piece, Reason, Resumed, Text, Usage
 from dflash_local.loop import generate
-from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt
+from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt, check_ids
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 from dflash_local.text import ReplyText
@@ -158,7 +158,11 @@ class Engine:
         Raises:
             DflashError: the request cannot be honoured, or the engine broke off.
         """
-        prompt = messages if isinstance(messages, Prompt) else self.prompt(messages, thinking)
+        if isinstance(messages, Prompt):
+            check_ids((*messages.ids, *messages.said), self.info.vocab_size)
+            prompt = messages
+        else:
+            prompt = self.prompt(messages, thinking)
         settings = sampling or SamplingParams()
         if width is None:
             width = self._chosen_width(block, settings)
@@ -317,7 +321,8 @@ class Engine:
         self._held = prefix[:reached]
 
     def _answer(self, backend: Backend, tokenizer: ChatTokenizer, request: _Request) -> None:
-        ids = list(request.prompt.ids)
+        prompt = request.prompt
+        ids = [*prompt.ids, *prompt.said]
         backend.configure(request.sampling)
         shared = _shared_prefix(self._held, ids) if request.reuse else 0
         self._feed(backend, ids[: min(shared, len(ids) - 1)])
@@ -325,8 +330,10 @@ class Engine:
             tokenizer.decode,
             request.sampling.stop,
             tokenizer.tags,
-            "think" if request.prompt.in_thinking else "answer",
+            "think" if prompt.in_thinking else "answer",
         )
+        if prompt.said:
+            request.events.put(_replayed(reader, prompt.said))
         known = ids
         for event in generate(
             backend,
@@ -341,6 +348,17 @@ class Engine:
                 known = [*ids, *event.tokens]
                 self._held = known[: backend.position]
             request.events.put(event)
+
+
+def _replayed(reader: ReplyText, said: Sequence[int]) -> Resumed:
+    """Bring a reader to where a reply was cut off."""
+    for token in said:
+        reader.push(token, "plain")
+    pieces = reader.pieces()
+    return Resumed(
+        text="".join(p.text for p in pieces if p.channel == "answer"),
+        thinking="".join(p.text for p in pieces if p.channel == "think"),
+    )
 
 
 def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -74,6 +74,18 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """The first event where a reply goes on: its text so far, read again from its ids.
+
+    A half character or a half tag at the cut was shown as it was; what follows completes it, so
+    this text takes the place of what was shown.
+    """
+
+    text: str
+    thinking: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts and times of one answer."""
 
@@ -99,4 +111,4 @@ class Done:
     stats: StatsSummary
 
 
-Event = LoadProgress | Prefill | Round | Text | Done
+Event = LoadProgress | Resumed | Prefill | Round | Text | Done

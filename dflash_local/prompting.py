@@ -48,6 +48,19 @@ class Prompt:
 
     ids: tuple[int, ...]
     in_thinking: bool = False
+    said: tuple[int, ...] = ()
+    """Ids of the reply so far, where one that was cut off is to go on."""
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse what the target has no embedding for.
+
+    Raises:
+        OptionError: an id is no whole number within the vocabulary.
+    """
+    for item in ids:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab_size:
+            raise OptionError(f"Token id {item!r} is outside the vocabulary of {vocab_size}.")
 
 
 def build_prompt(
@@ -63,13 +76,13 @@ def build_prompt(
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, bytes):  # a sequence of ints too, but never meant as ids
+        raise OptionError("A message is given as bytes.", "Decode it first.")
     if not messages:
         raise OptionError("There is no message to answer.", "Give at least one.")
     ids = [item for item in messages if isinstance(item, int)]
     if len(ids) == len(messages):
-        bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-        if bad is not None:
-            raise OptionError(f"Token id {bad} is outside the vocabulary of {vocab_size}.")
+        check_ids(ids, vocab_size)
         return Prompt(tuple(ids))
     chat = [item for item in messages if isinstance(item, Mapping)]
     for message in chat:
@@ -82,9 +95,14 @@ def build_prompt(
             )
     if len(chat) != len(messages):
         raise OptionError("Messages and token ids are mixed.", "Give one or the other.")
-    text = tokenizer.render(chat, thinking)
+    text = whole(tokenizer.render(chat, thinking))
     tags = tokenizer.tags
     return Prompt(
         tuple(tokenizer.encode(text)),
         in_thinking=tags is not None and text.rstrip().endswith(tags.open),
     )
+
+
+def whole(text: str) -> str:
+    """Halves of surrogate pairs, which no tokenizer can encode, replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

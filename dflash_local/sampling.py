@@ -12,6 +12,8 @@ from dflash_local.errors import OptionError
 
 Acceptance = Literal["rejection", "compare"]
 
+_COLDEST = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -48,6 +50,7 @@ class SamplingParams:
     """Most tokens in the answer; None is as many as the context holds."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         stop: object = self.stop
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
         checks = (
@@ -75,17 +78,38 @@ class SamplingParams:
         if not all(self.stop):
             raise OptionError("A stop string is empty.", "Leave it out.")
 
+    def _check_kinds(self) -> None:
+        """Numbers are numbers, counts are whole: Python would let anything through."""
+        optional = ("seed", "max_tokens", "draft_temperature")
+        for name in self.__slots__:
+            value: object = getattr(self, name)
+            if name == "stop":
+                listed = value if isinstance(value, (tuple, list)) else (value,)
+                if not all(isinstance(text, str) for text in listed):
+                    raise OptionError(f"stop is {value!r}.", "Give strings.")
+                continue
+            if name == "acceptance" or (value is None and name in optional):
+                continue
+            whole = name in ("top_k", "seed", "max_tokens")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                kind = "whole number" if whole else "number"
+                raise OptionError(f"{name} is {value!r}.", f"Give a {kind}.")
+
     @property
     def greedy(self) -> bool:
-        """Whether every token is the best one: temperature, top_p or top_k leave no choice."""
-        return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
+        """Whether every token is the best one: temperature, top_p or top_k leave no choice.
+
+        Below the coldest temperature scores leave the range of fp32 when they are divided by it.
+        """
+        return self.temperature < _COLDEST or self.top_p == 0.0 or self.top_k == 1
 
     @property
     def drafting_temperature(self) -> float:
         """Temperature that a draft is drawn with; 0 is its best ids."""
         if self.greedy:
             return 0.0
-        return self.temperature if self.draft_temperature is None else self.draft_temperature
+        asked = self.temperature if self.draft_temperature is None else self.draft_temperature
+        return asked if asked >= _COLDEST else 0.0
 
     @property
     def penalised(self) -> bool:

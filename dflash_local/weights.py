@@ -34,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise WeightsError(f"{path} is missing.", _AGAIN) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} cannot be read: {error}.", _AGAIN) from None
     if not isinstance(value, dict):
         raise WeightsError(f"{path} holds no JSON object.", _AGAIN)

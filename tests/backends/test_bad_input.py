@@ -93,6 +93,12 @@ CASES: dict[str, tuple[Change, str]] = {
         "lacks layers.2",
     ),
     "other shape": (edit("draft", intermediate_size=80), "its config says"),
+    "no attention heads": (edit("draft", num_attention_heads=0), "heads is 0"),
+    "deep nesting": (write("target", "config.json", "[" * 100_000), "cannot be read"),
+    "end as text": (
+        write("target", "generation_config.json", '{"eos_token_id": "x"}'),
+        "eos_token_id is 'x'",
+    ),
     "missing target tensor": (edit("target", num_hidden_layers=5, layer_types=None), "lacks"),
 }
 

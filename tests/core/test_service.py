@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_calls_and_refusals_cross_the_pipe(slow: Service) -> None:
     assert slow.memory().total == 0
     with pytest.raises(OptionError):
         list(slow.stream("hi", SamplingParams(temperature=1.0)))
-    going_on = Prompt((*prompt.ids, *b"wor"))
+    going_on = replace(prompt, said=tuple(b"wor"))
     events = list(slow.stream(going_on, SamplingParams(max_tokens=2)))
     assert text_of(list(events)) == "d "
 

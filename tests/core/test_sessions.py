@@ -13,7 +13,7 @@ from dflash_local.backends.scripted import open_scripted
 from dflash_local.chat import Chat, ChatOptions, Conversation
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, OptionError
-from dflash_local.events import Done, Prefill, Round
+from dflash_local.events import Done, Prefill, Resumed, Round
 from dflash_local.history import PromptHistory
 from dflash_local.sampling import SamplingParams
 from dflash_local.sessions import SessionError, SessionStore, read, to_json, to_markdown
@@ -153,7 +153,8 @@ def test_a_stopped_answer_goes_on_from_the_cache(engine: Engine, store: SessionS
     assert chat.last is not None
     assert chat.last.text == "First "
     chat.options = ChatOptions()
-    first, *_ = events = list(chat.go_on())
+    resumed, first, *_ = events = list(chat.go_on())
+    assert resumed == Resumed("First ", "")
     assert isinstance(first, Prefill)
     assert first.reused == first.total - 1
     assert chat.last.text == "First answer."

@@ -119,6 +119,14 @@ def test_measuring_leaves_the_caches_empty() -> None:
     assert backend.position == 0
 
 
+@pytest.mark.parametrize("context", [1, 2, 3, 4, 5, 9, 40])
+def test_a_context_smaller_than_the_block_is_measured_too(context: int) -> None:
+    backend = ScriptedBackend(
+        mixed_target(128), cycling([1]), block_size=8, vocab_size=128, context=context
+    )
+    assert len(measure(backend).ms) == 8
+
+
 def test_costs_are_measured_once(tmp_path: Path) -> None:
     first = costs_of(scripted(), tmp_path)
     assert costs_of(scripted(), tmp_path) == first
