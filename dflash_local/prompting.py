@@ -52,7 +52,7 @@ class Prompt:
     """Ids of the reply so far, where one that was cut off is to go on."""
 
 
-def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(ids: Sequence[object], vocab_size: int) -> None:
     """Refuse what the target has no embedding for.
 
     Raises:
