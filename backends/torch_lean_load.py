@@ -9,7 +9,7 @@ import torch
 from .torch_cache import TargetCache
 from .torch_families import Family
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
-from .torch_linear import Linear, LinearMaker, dense
+from .torch_linear import Linear, LinearMaker, can_pack, dense
 from .torch_rope import RopeTable, target_frequencies
 from .torch_target import TargetShape
 from .torch_weights import TensorReader
@@ -58,7 +58,7 @@ def load_lean(
         ],
         norm=reader.read(f"{prefix}norm.weight", (hidden,)),
         head=head_product,
-        tied=tied and head is dense,
+        tied=tied and head is dense and not can_pack(embedding),
         eps=float(config.rms_norm_eps),
     )
     dim = shape.layers[0].head_dim
