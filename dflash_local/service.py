@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -29,6 +30,8 @@ from dflash_local.service_wire import ServiceOpener
 
 CLOSE_S = 1.2
 """How long the process may take to end by itself."""
+NO_LOG = Path(os.devnull)
+"""Where the output goes when no log can be written."""
 _LOGS_KEPT = 5
 
 _Item = Event | DflashError | wire.Ready | wire.Returned
@@ -42,6 +45,8 @@ class _Child:
         self.error: DflashError | None = None
         """Why the process is gone, once it is."""
         self._boxes: dict[int, queue.SimpleQueue[_Item]] = {wire.LOAD: queue.SimpleQueue()}
+        self._asked: list[int] = []
+        """Answers that have not ended, the running one first."""
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._closing = False
@@ -71,6 +76,23 @@ class _Child:
         """Nothing more is expected for a request."""
         with self._lock:
             self._boxes.pop(number, None)
+            self._ended(number)
+
+    def ask(self, ask: wire.Ask) -> None:
+        """Request an answer."""
+        # Under the lock, so that the list has the order in which the process gets them.
+        with suppress(OSError, ValueError), self._write_lock:
+            with self._lock:
+                self._asked.append(ask.number)
+            wire.write(self._pipe, ask)
+
+    def stop(self) -> bool:
+        """Stop the running answer; False where there is none."""
+        with self._lock:
+            number = self._asked[0] if self._asked else None
+        if number is not None:
+            self.send(wire.Stop(number))
+        return number is not None
 
     def send(self, frame: wire.Request) -> None:
         """Write a request; one to a dead process is answered by its error."""
@@ -117,9 +139,15 @@ class _Child:
             number, items = frame.number, (frame,)
         with self._lock:
             box = self._boxes.get(number)
+            if any(isinstance(item, Done | DflashError) for item in items):
+                self._ended(number)
         if box is not None:
             for item in items:
                 box.put(item)
+
+    def _ended(self, number: int) -> None:
+        if number in self._asked:
+            self._asked.remove(number)
 
     def _end(self, status: int) -> DflashError:
         if self._closing:
@@ -127,9 +155,30 @@ class _Child:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         # The kernel's out-of-memory killer uses signal 9, and nothing else of ours does.
         reason = ", perhaps for lack of memory" if status == -9 else ""
-        return EngineError(
-            f"The engine process ended {how}{reason}.", f"Reload it; its log is {self.log}."
-        )
+        log = "." if self.log == NO_LOG else f"; its log is {self.log}."
+        return EngineError(f"The engine process ended {how}{reason}.", f"Reload it{log}")
+
+
+class _Stream(Iterator[Event]):
+    """The events of a request, which is forgotten even where it never began.
+
+    A generator that was never started runs none of its code when it is closed.
+    """
+
+    def __init__(self, events: Generator[Event, None, None], forget: Callable[[], object]) -> None:
+        self._events = events
+        self._forget = forget
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Stop the answer."""
+        self._events.close()
+        self._forget()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Service:
@@ -137,15 +186,16 @@ class Service:
 
     Args:
         opener: loads the pair; must pickle, so it lives in an importable module.
-        log: file for what the process prints; one in the log folder by default.
+        log: file for what the process prints; one in the log folder by default. Without a log
+            where it cannot be written.
     """
 
     def __init__(self, opener: ServiceOpener, *, log: Path | None = None) -> None:
         self._opener = opener
-        self._log = log or _log_file()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = _log_file(log)
         self._next = wire.LOAD
-        self._active: list[int] = []
+        self._unstarted: dict[int, bool] = {}
+        """Streams nobody has read from yet, and whether they were stopped."""
         self._info: BackendInfo | None = None
         self._child = _Child(opener, self._log)
 
@@ -198,7 +248,7 @@ class Service:
         self._child.close()
         self._opener = opener or self._opener
         self._info = None
-        self._active.clear()
+        self._unstarted.clear()
         self._child = _Child(self._opener, self._log)
 
     def prompt(self, messages: Sequence[Message] | str, thinking: bool | None = None) -> Prompt:
@@ -237,13 +287,18 @@ class Service:
             thinking,
             reuse,
         )
-        self._active.append(ask.number)
-        return self._events(self._child, ask)
+        self._unstarted[ask.number] = False
+        events = self._events(self._child, ask)
+        return _Stream(events, partial(self._unstarted.pop, ask.number, None))
 
     def stop(self) -> None:
-        """End the running answer after its current round; from any thread."""
-        if self._active:
-            self._child.send(wire.Stop(self._active[0]))
+        """End the running answer after its current round; from any thread.
+
+        With none running, the first of those that were asked for ends as soon as it begins.
+        """
+        if not self._child.stop():
+            for number in tuple(self._unstarted)[:1]:
+                self._unstarted[number] = True
 
     def close(self) -> None:
         """End the process and give its memory back. Safe to call twice."""
@@ -259,11 +314,13 @@ class Service:
         self._next += 1
         return self._next
 
-    def _events(self, child: _Child, ask: wire.Ask) -> Iterator[Event]:
+    def _events(self, child: _Child, ask: wire.Ask) -> Generator[Event, None, None]:
         box = child.box(ask.number)
         ended = False
         try:
-            child.send(ask)
+            child.ask(ask)
+            if self._unstarted.pop(ask.number, False):
+                child.send(wire.Stop(ask.number))
             while not ended:
                 item = box.get()
                 ended = isinstance(item, Done | DflashError)
@@ -277,8 +334,6 @@ class Service:
             while not ended:
                 ended = isinstance(box.get(), Done | DflashError)
             child.forget(ask.number)
-            if ask.number in self._active:
-                self._active.remove(ask.number)
 
     def _call(self, method: str, *arguments: object) -> object:
         child, number = self._child, self._number()
@@ -292,10 +347,15 @@ class Service:
         return item.value
 
 
-def _log_file() -> Path:
-    """A new log file; only the latest few are kept."""
-    folder = log_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.glob("engine-*.log"))[: -(_LOGS_KEPT - 1)]:
-        old.unlink(missing_ok=True)
-    return folder / f"engine-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+def _log_file(wanted: Path | None) -> Path:
+    """A file that can be written: the wanted one, else a new one; ``NO_LOG`` where none can be."""
+    try:
+        log = wanted or log_dir() / f"engine-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if wanted is None:
+            for old in sorted(log.parent.glob("engine-*.log"))[: -(_LOGS_KEPT - 1)]:
+                old.unlink(missing_ok=True)
+        log.open("ab").close()
+    except OSError:
+        return NO_LOG
+    return log

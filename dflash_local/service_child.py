@@ -87,18 +87,30 @@ class _Worker:
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[wire.Start | wire.Ask | wire.Call] = queue.SimpleQueue()
         self._engine: Engine | None = None
+        self._lock = threading.Lock()
+        self._unfinished: set[int] = set()
+        """Answers that run or wait."""
+        self._running: int | None = None
         self._stopped: set[int] = set()
+        """Those of the unfinished that are to end."""
         threading.Thread(target=self._run, name="dflash-worker", daemon=True).start()
 
     def put(self, request: wire.Start | wire.Ask | wire.Call) -> None:
         """Do this after what was asked before."""
+        if isinstance(request, wire.Ask):
+            with self._lock:
+                self._unfinished.add(request.number)
         self._inbox.put(request)
 
     def stop(self, number: int) -> None:
-        """End an answer, whether it runs, waits or has not come yet."""
-        self._stopped.add(number)
-        if self._engine is not None:
-            self._engine.stop()
+        """End an answer that runs or waits; one that has ended is no matter."""
+        with self._lock:
+            if number not in self._unfinished:
+                return
+            self._stopped.add(number)
+            # The engine stops whatever it is at, and the lock keeps that from being another one.
+            if number == self._running and self._engine is not None:
+                self._engine.stop()
 
     def close(self) -> None:
         """Close the engine, if there is one by now."""
@@ -130,19 +142,26 @@ class _Worker:
         self._outbox.put(wire.Ready(self._engine.info))
 
     def _answer(self, ask: wire.Ask) -> None:
-        assert self._engine is not None
-        for event in self._engine.stream(
-            ask.messages,
-            ask.sampling,
-            block=ask.block,
-            thinking=ask.thinking,
-            reuse=ask.reuse,
-        ):
-            self._outbox.put((ask.number, event))
-            # A stop may have come before the engine began on this answer.
-            if ask.number in self._stopped:
-                self._engine.stop()
-        self._stopped.discard(ask.number)
+        with self._lock:
+            self._running = ask.number
+        try:
+            assert self._engine is not None
+            for event in self._engine.stream(
+                ask.messages,
+                ask.sampling,
+                block=ask.block,
+                thinking=ask.thinking,
+                reuse=ask.reuse,
+            ):
+                self._outbox.put((ask.number, event))
+                # A stop may have come before the engine began on this answer.
+                if ask.number in self._stopped:
+                    self._engine.stop()
+        finally:
+            with self._lock:
+                self._running = None
+                self._unfinished.discard(ask.number)
+                self._stopped.discard(ask.number)
 
 
 def _explained(error: BaseException) -> DflashError:

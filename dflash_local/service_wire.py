@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End answer ``number`` after its current round; may come before its ``Ask``."""
+    """End answer ``number`` after its current round, if it runs or waits."""
 
     number: int
 

@@ -7,24 +7,23 @@ answers made superfluous; that rewrite is atomic. A torn last line is ignored.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dflash_local.chat import Answer, Conversation, Turn, Version
+from dflash_local import session_lines
+from dflash_local.chat import Answer, Conversation, Turn
 from dflash_local.errors import DflashError
-from dflash_local.events import Channel, Usage
+from dflash_local.events import Channel
 from dflash_local.paths import data_dir
-from dflash_local.stats import PositionRate, StatsSummary
-
-FORMAT = 1
 
 
 class SessionError(DflashError):
@@ -43,13 +42,19 @@ class SessionInfo:
 
 
 class Session:
-    """One saved chat: the ``Record`` of a ``Chat``. The file appears with the first message."""
+    """One saved chat: the ``Record`` of a ``Chat``. The file appears with the first message.
+
+    A chat matters more than its file: when that cannot be written, nothing is raised, and the
+    file stays as it was from then on.
+    """
 
     def __init__(self, path: Path, conversation: Conversation, model: str = "") -> None:
         self.path = path
         self.conversation = conversation
         self.model = model
         self._file: int | None = None
+        self._error: SessionError | None = None
+        self._told = False
         self._lock = FileLock(path.with_suffix(".lock"))
 
     def user(self, turn: int, version: int, text: str) -> None:
@@ -74,39 +79,54 @@ class Session:
 
     def system(self, text: str) -> None:
         """The system prompt changed."""
-        if self._file is not None or self.path.exists():
+        if self._file is not None or os.path.exists(self.path):
             self._append(kind="system", text=text)
+
+    def trouble(self) -> SessionError | None:
+        """Why the chat is no longer saved, the first time this is asked after it happened."""
+        if self._error is None or self._told:
+            return None
+        self._told = True
+        return self._error
+
+    def failed(self, error: OSError) -> None:
+        """The file could not be written: leave it alone."""
+        # Whatever followed a line that is torn would make the whole file unreadable.
+        self._error = self._error or SessionError(
+            f"The chat cannot be saved to {self.path}: {error.strerror or error}.",
+            "It goes on unsaved. Free some space, or set DFLASH_DATA to a folder that can be "
+            "written.",
+        )
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        self._lock.release()
         with suppress(OSError):
+            if self._file is not None:
+                os.close(self._file)
+        self._file = None
+        with suppress(OSError):
+            self._lock.release()
             Path(self._lock.lock_file).unlink()
 
     def _append(self, **record: object) -> None:
-        if self._file is None:
-            self._open()
-        assert self._file is not None
-        # One write per line: a line is in the file whole or not at all, barring a power cut.
-        os.write(self._file, _line(record))
-
-    def _open(self) -> None:
+        if self._error is not None:
+            return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = not self.path.exists()
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            if new:
-                os.write(self._file, _line(_header(self.conversation, self.model)))
-            with suppress(Timeout):
-                self._lock.acquire(timeout=0)
+            file = self._open() if self._file is None else self._file
+            # One write per line: it is in the file whole or not at all, barring a power cut.
+            _write(file, _line(record))
         except OSError as error:
-            raise SessionError(
-                f"The chat cannot be saved to {self.path}: {error.strerror}.",
-                "Free some space, or set DFLASH_DATA to a folder that can be written.",
-            ) from error
+            self.failed(error)
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = not self.path.exists()
+        self._file = file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        if new:
+            _write(file, _line(session_lines.header(self.conversation, self.model)))
+        with suppress(Timeout):
+            self._lock.acquire(timeout=0)
+        return file
 
 
 class SessionStore:
@@ -120,7 +140,7 @@ class SessionStore:
         stem = time.strftime("%Y%m%d-%H%M%S")
         path = self.folder / f"{stem}.jsonl"
         for number in range(2, 1000):
-            if not path.exists() and not path.with_suffix(".lock").exists():
+            if not any(os.path.exists(path.with_suffix(end)) for end in (".jsonl", ".lock")):
                 break
             path = self.folder / f"{stem}-{number}.jsonl"
         return Session(path, conversation, model)
@@ -132,7 +152,7 @@ class SessionStore:
             [Turn(list(turn.versions), turn.shown) for turn in conversation.turns[:turns]],
         )
         session = self.create(copy, model)
-        _rewrite(session.path, copy, model)
+        _rewrite(session)
         return session
 
     def open(self, path: Path) -> Session:
@@ -142,8 +162,9 @@ class SessionStore:
             SessionError: the file is missing, or no chat of ours.
         """
         conversation, model = read(path)
-        _rewrite(path, conversation, model)
-        return Session(path, conversation, model)
+        session = Session(path, conversation, model)
+        _rewrite(session)
+        return session
 
     def list(self) -> list[SessionInfo]:
         """All sessions, the latest first; files that cannot be read are left out."""
@@ -164,10 +185,10 @@ class SessionStore:
 
     def latest(self) -> Path | None:
         """The session changed last that no other program has open."""
-        paths = sorted(
-            self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True
-        )
-        return next((path for path in paths if not _in_use(path)), None)
+        changed = []
+        with suppress(OSError):
+            changed = [(path.stat().st_mtime, path) for path in self.folder.glob("*.jsonl")]
+        return next((path for _, path in sorted(changed, reverse=True) if not _in_use(path)), None)
 
 
 def read(path: Path) -> tuple[Conversation, str]:
@@ -181,13 +202,12 @@ def read(path: Path) -> tuple[Conversation, str]:
         for record in _records(path):
             if record.get("kind") == "chat":
                 known = True
-                model = str(record.get("model", ""))
-                conversation.system = str(record.get("system", ""))
+                model = session_lines.begin(conversation, record)
             elif known:
-                _apply(conversation, record)
+                session_lines.apply(conversation, record)
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise SessionError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     if not known:
         raise SessionError(f"{path} is not a saved chat.")
@@ -224,12 +244,13 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(fresh, path)
 
 
-def _header(conversation: Conversation, model: str) -> dict[str, object]:
-    return {"kind": "chat", "format": FORMAT, "model": model, "system": conversation.system}
-
-
 def _line(record: Mapping[str, object]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _write(file: int, line: bytes) -> None:
+    if os.write(file, line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -242,63 +263,22 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _apply(conversation: Conversation, record: dict[str, Any]) -> None:
-    kind, turns = record["kind"], conversation.turns
-    if kind == "system":
-        conversation.system = record["text"]
-    elif kind == "cut":
-        del turns[record["turns"] :]
-    elif kind == "user":
-        version = Version(record["text"])
-        if record["turn"] == len(turns):
-            turns.append(Turn([version]))
-        else:
-            turn = turns[record["turn"]]
-            turn.versions[record["version"] :] = [version]
-            turn.shown = record["version"]
-    elif kind == "show":
-        turns[record["turn"]].shown = record["version"]
-    elif kind in ("text", "answer"):
-        version = turns[record["turn"]].versions[record["version"]]
-        if kind == "answer":
-            version.answer = _answer(record["answer"])
-            return
-        # Pieces without a finished answer behind them: the ids are not known.
-        answer = replace(version.answer or Answer(), end="interrupted", tokens=())
-        if record["channel"] == "think":
-            version.answer = replace(answer, thinking=answer.thinking + record["text"])
-        else:
-            version.answer = replace(answer, text=answer.text + record["text"])
-
-
-def _answer(values: dict[str, Any]) -> Answer:
-    usage, stats = values["usage"], values["stats"]
-    if stats is not None:
-        rates = tuple(PositionRate(**rate) for rate in stats["positions"])
-        stats = StatsSummary(
-            **{**stats, "positions": rates, "histogram": tuple(stats["histogram"])}
-        )
-    return Answer(
-        **{
-            **values,
-            "tokens": tuple(values["tokens"]),
-            "usage": None if usage is None else Usage(**usage),
-            "stats": stats,
-        }
-    )
-
-
-def _rewrite(path: Path, conversation: Conversation, model: str) -> None:
+def _rewrite(session: Session) -> None:
     """Write the file anew without pieces of finished answers."""
-    records: list[Mapping[str, object]] = [_header(conversation, model)]
-    for number, turn in enumerate(conversation.turns):
+    records: list[Mapping[str, object]] = [
+        session_lines.header(session.conversation, session.model)
+    ]
+    for number, turn in enumerate(session.conversation.turns):
         for index, version in enumerate(turn.versions):
             place = {"turn": number, "version": index}
             records.append({"kind": "user", **place, "text": version.user})
             if version.answer is not None:
                 records.append({"kind": "answer", **place, "answer": asdict(version.answer)})
         records.append({"kind": "show", "turn": number, "version": turn.shown})
-    write_atomically(path, b"".join(map(_line, records)).decode())
+    try:
+        write_atomically(session.path, b"".join(map(_line, records)).decode())
+    except OSError as error:
+        session.failed(error)
 
 
 def _in_use(path: Path) -> bool:
@@ -310,3 +290,5 @@ def _in_use(path: Path) -> bool:
             return False
     except Timeout:
         return True
+    except OSError:
+        return False  # a folder that can only be read

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
@@ -134,8 +135,10 @@ def first_session(pair: str, options: Options) -> Session:
 
 def wants_plain() -> bool:
     """Whether this terminal, or its lack, asks for plain mode."""
+    # A closed standard stream is None, whatever its annotation says.
+    streams: tuple[TextIO | None, ...] = (sys.stdin, sys.stdout)
     return (
-        not (sys.stdin.isatty() and sys.stdout.isatty())
+        not all(stream is not None and stream.isatty() for stream in streams)
         or os.environ.get("TERM", "") in ("dumb", "unknown")
         or os.environ.get("DFLASH_PLAIN", "") not in ("", "0")
     )
@@ -171,7 +174,7 @@ def _say_goodbye(app: DflashApp) -> None:
     session, answer = app.chat_screen.session, app.chat_screen.chat.last
     if answer is not None and not app.options.inline and answer.text:
         print(visible(answer.text).rstrip())  # noqa: T201
-    if session.path.exists():
+    if os.path.exists(session.path):
         print(f"Saved in {session.path} · dflash-chat --continue goes on")  # noqa: T201
 
 

@@ -376,6 +376,9 @@ class ChatScreen(Screen[None]):
             reply.notice(f"{update.error}{again}")
         elif answer is not None and answer.can_go_on:
             reply.notice("/continue goes on from here.")
+        trouble = self.session.trouble()
+        if trouble is not None:
+            self.tell(str(trouble), severity="error")
         self._worker = None
         self.live.answered(answer)
         if not self.service.alive:

@@ -153,7 +153,7 @@ async def undo(screen: ChatScreen, _: str) -> None:
         screen.chat.cut(len(turns) - 1)
         await screen.transcript.show(screen.chat.conversation)
         screen.prompt.set_text(text)
-    elif screen.previous is not None and screen.previous.path.exists():
+    elif screen.previous is not None and os.path.exists(screen.previous.path):
         await screen.open_session(screen.store.open(screen.previous.path))
     else:
         raise OptionError("There is nothing to undo.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,9 @@ from dflash_local.errors import DflashError, EngineError, OptionError, WeightsEr
 from dflash_local.events import Done, LoadProgress, Prefill, Round, Text
 from dflash_local.prompting import Prompt
 from dflash_local.sampling import SamplingParams
-from dflash_local.service import Service
-from dflash_local.service_child import BACKLOG, frames
-from dflash_local.service_wire import Batch
+from dflash_local.service import NO_LOG, Service
+from dflash_local.service_child import BACKLOG, _Outbox, _Worker, frames
+from dflash_local.service_wire import Ask, Batch, Start
 
 
 @pytest.fixture
@@ -172,3 +174,77 @@ def test_errors_pickle() -> None:
     error = pickle.loads(pickle.dumps(OptionError("cause", "step")))  # noqa: S301
     assert isinstance(error, DflashError)
     assert (error.cause, error.next_step) == ("cause", "step")
+
+
+def test_leaving_an_answer_that_has_ended_does_not_stop_the_next(slow: Service) -> None:
+    first = slow.stream("a", SamplingParams(max_tokens=3))
+    next(first)
+    time.sleep(0.5)  # it ends, unread
+    begun = threading.Event()
+    ends: list[Done] = []
+
+    def ask() -> None:
+        for event in slow.stream("b", SamplingParams(max_tokens=300)):
+            begun.set()
+            if isinstance(event, Done):
+                ends.append(event)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert begun.wait(30)
+    first.close()  # type: ignore[attr-defined]
+    thread.join(30)
+    assert [(end.reason, end.usage.completion_tokens) for end in ends] == [("length", 300)]
+
+
+def test_stop_reaches_the_running_answer_past_one_that_ended_unread(slow: Service) -> None:
+    first = slow.stream("a", SamplingParams(max_tokens=3))
+    next(first)
+    time.sleep(0.5)
+    second = slow.stream("b")
+    next(second)
+    slow.stop()
+    done = list(second)[-1]
+    assert isinstance(done, Done)
+    assert done.reason == "cancelled"
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_stream_that_never_began_is_forgotten(slow: Service, close: bool) -> None:
+    unread = slow.stream("never")
+    if close:
+        unread.close()  # type: ignore[attr-defined]
+    else:
+        del unread
+    second = slow.stream("b")
+    slow.stop()
+    done = list(second)[-1]
+    assert isinstance(done, Done)
+    assert done.reason == "cancelled"
+    assert text_of(list(slow.stream("hi", SamplingParams(max_tokens=4)))) == "word"
+
+
+def test_a_stop_acts_on_its_own_request_alone() -> None:
+    worker = _Worker(_Outbox(io.BytesIO()))
+    worker.stop(7)
+    assert not worker._stopped
+    opener = ScriptedOpener(("word " * 400,), round_ms=2)
+    worker.put(Start(opener))
+    worker.put(Ask(1, "a", SamplingParams(max_tokens=50), None, None, True))
+    worker.put(Ask(2, "b", SamplingParams(max_tokens=50), None, None, True))
+    worker.stop(2)
+    assert worker._stopped == {2}
+    end = time.monotonic() + 30
+    while worker._unfinished and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not worker._unfinished
+    assert not worker._stopped
+    worker.close()
+
+
+def test_an_unwritable_log_folder_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_LOG", "/dev/null/x")
+    with Service(ScriptedOpener(("Hi.",), noise="chatter")) as service:
+        service.wait()
+        assert text_of(list(service.stream("hi"))) == "Hi."
+        assert service.log == NO_LOG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from dflash_local.errors import DflashError, OptionError
 from dflash_local.events import Done, Prefill, Resumed, Round
 from dflash_local.history import PromptHistory
 from dflash_local.sampling import SamplingParams
-from dflash_local.sessions import SessionError, SessionStore, read, to_json, to_markdown
+from dflash_local.sessions import Session, SessionError, SessionStore, read, to_json, to_markdown
 
 
 @pytest.fixture
@@ -202,3 +203,81 @@ def test_history_moves_and_keeps_the_unsent_text(tmp_path: Path) -> None:
     assert again.move(1, "") == "b\nc"
     assert again.move(1, "") == "draft"
     assert again.move(1, "") is None
+
+
+HEADER = {"kind": "chat", "format": 1, "model": "pair", "system": ""}
+USER = {"kind": "user", "turn": 0, "version": 0, "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{**HEADER, "format": 99}],
+        [{**HEADER, "system": None}],
+        [HEADER, {**USER, "text": None}],
+        [HEADER, {**USER, "version": 99}],
+        [HEADER, {**USER, "turn": -1}],
+        [HEADER, {**USER, "turn": "0"}],
+        [HEADER, USER, {**USER, "version": 99}],
+        [HEADER, USER, {"kind": "show", "turn": 0, "version": 99}],
+        [HEADER, USER, {"kind": "show", "turn": 0, "version": -1}],
+        [HEADER, USER, {"kind": "cut", "turns": None}],
+        [HEADER, USER, {"kind": "text", "turn": 0, "version": 0, "channel": "x", "text": "a"}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": {"text": None}}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": {"tokens": ["a"]}}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": {"usage": {}}}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": {"stats": 3}}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": {"end": "never"}}],
+        [HEADER, USER, {"kind": "answer", "turn": 0, "version": 0, "answer": []}],
+        [HEADER, {"text": "no kind"}],
+    ],
+)
+def test_a_damaged_chat_does_not_hide_the_others(
+    store: SessionStore, lines: list[dict[str, object]]
+) -> None:
+    for name, content in (("good", [HEADER, USER]), ("bad", lines)):
+        text = "".join(json.dumps(line) + "\n" for line in content)
+        (store.folder / f"{name}.jsonl").write_text(text)
+    assert [info.path.stem for info in store.list()] == ["good"]
+    with pytest.raises(SessionError):
+        read(store.folder / "bad.jsonl")
+
+
+def test_deep_nesting_is_damage(store: SessionStore) -> None:
+    (store.folder / "x.jsonl").write_text("[" * 100_000 + "\n")
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/x", "/proc/x"])
+def test_a_chat_that_cannot_be_saved_goes_on(engine: Engine, folder: str) -> None:
+    store = SessionStore(Path(folder))
+    chat = chat_of(engine, store)
+    session = chat.record
+    assert isinstance(session, Session)
+    assert session.trouble() is None
+    list(chat.send("hi"))
+    assert chat.last is not None
+    assert chat.last.text == "First answer."
+    trouble = session.trouble()
+    assert trouble is not None
+    assert "cannot be saved" in trouble.cause
+    assert session.trouble() is None  # told once
+    list(chat.send("more"))
+    chat.cut(0)
+    session.close()
+    assert store.list() == []
+    assert store.latest() is None
+
+
+def test_a_line_that_was_cut_short_is_the_last(
+    engine: Engine, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    whole = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: whole(file, data[:5]))
+        list(chat.send("lost"))
+    list(chat.send("lost too"))
+    conversation, _ = read(path_of(store))
+    assert [turn.current.user for turn in conversation.turns] == ["hi"]

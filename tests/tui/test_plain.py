@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.service import Service
+from dflash_local.sessions import SessionStore, read
 from dflash_local.tui.app import Options, first_session
 from dflash_local.tui.plain import PlainChat
+from tests.tui import driver
 
 
 def chat(lines: str, opener: ScriptedOpener) -> tuple[str, list[str]]:
@@ -31,3 +40,107 @@ def test_commands_are_not_sent() -> None:
     assert users == ["hi", "/slash"]
     assert said.count("Commands here") == 1
     assert said.count("Assistant: Yes.") == 3
+
+
+def test_a_new_chat_leaves_the_old_one_saved() -> None:
+    chat("one\n/new\ntwo\n/new\n", ScriptedOpener(("Yes.",)))
+    store = SessionStore()
+    saved = [read(info.path)[0] for info in store.list()]
+    assert sorted(chat.title for chat in saved) == ["one", "two"]
+    assert all(len(chat.turns) == 1 for chat in saved)
+    assert store.latest() is not None  # none is left in use
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_DATA", "/dev/null/x")
+    monkeypatch.setenv("DFLASH_LOG", "/dev/null/x")
+    said, _ = chat("hi\nmore\n", ScriptedOpener(("Yes.",)))
+    assert said.count("Assistant: Yes.") == 2
+    assert said.count("cannot be saved") == 1
+
+
+async def test_the_full_screen_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_DATA", "/dev/null/x")
+    monkeypatch.setenv("DFLASH_LOG", "/dev/null/x")
+    async with driver.chat(ScriptedOpener(("Yes.",))) as screen:
+        await screen.say("hi")
+        await screen.until(lambda: screen.told("cannot be saved"))
+        assert "Yes." in screen.words()
+        await screen.say("more")
+        assert len(screen.replies()) == 2
+
+
+PROGRAM = """
+import sys
+from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.tui.app import Options, run, wants_plain
+assert wants_plain()
+opener = ScriptedOpener(("Hello there.",))
+sys.exit(run(opener, "scripted", Options(plain=True, prompt=sys.argv[1])))
+"""
+
+
+def shell(line: str, prompt: str = "") -> subprocess.CompletedProcess[bytes]:
+    """Run a shell line in which ``chat`` is the program."""
+    settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "utf-8"}
+    settings |= {"PYTHON": sys.executable, "PROGRAM": PROGRAM, "FIRST": prompt}
+    return subprocess.run(
+        ["bash", "-c", f'chat() {{ "$PYTHON" -c "$PROGRAM" "$FIRST"; }}; {line}'],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, **settings},
+    )
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (r"printf 'gr\374n\n' | chat", b"You: gr\xef\xbf\xbdn"),
+        ("chat <&-", b"Assistant: Hello there."),
+        ("chat <&- >&-", b""),
+        ("echo hi | chat >&-", b""),
+        ("yes | chat | head -1; exit ${PIPESTATUS[1]}", b"Loading scripted."),
+    ],
+)
+def test_odd_streams_end_quietly(line: str, said: bytes) -> None:
+    done = shell(line, "hi")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert said in done.stdout
+
+
+@needs_bash
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_one_error() -> None:
+    done = shell("echo hi | chat >/dev/full")
+    assert b"DflashError" in done.stderr
+    assert b"No space left" in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
+def test_the_end_of_the_input_ends_the_line() -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.replace("assert wants_plain()", ""), ""],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "dumb"},
+    ) as process:
+        os.close(follower)
+        said = b""
+        while b"You: " not in said:
+            said += os.read(leader, 4096)
+        os.write(leader, b"\x04")
+        with suppress(OSError):  # EIO: the other end is closed
+            while more := os.read(leader, 4096):
+                said += more
+        os.close(leader)
+    assert process.returncode == 0
+    assert said.endswith(b"\n")
