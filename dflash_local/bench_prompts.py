@@ -1,4 +1,8 @@
-"""The prompts of the bench: ten kinds of task, two of each, one of each in the first ten."""
+"""The prompts of the bench: tasks written by people, and turns that the demo target wrote itself.
+
+A draft is trained on what its target says, so tasks alone show it on strange ground, and the
+target's own words alone on familiar ground. The default takes turns.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +50,101 @@ PROMPTS: tuple[tuple[str, str], ...] = (
     ),
     ("translate", "Translate into Spanish: Where can I buy a ticket for the museum?"),
 )
+"""Ten kinds of task, two of each, one of each in the first ten."""
+
+_OWN_WORDS: tuple[str, ...] = (
+    (
+        "I'm in the process of launching a new business: a sustainable fashion brand "
+        "using recycled materials. I need help with a business plan. Can you guide me "
+        "through it?"
+    ),
+    (
+        "Can you provide a more accurate version of the given text, with the requested "
+        'improvements?\n\nThe text provided is: "The new employee had no idea that his '
+        "boss wasn't there but had no idea how to find a new job.\""
+    ),
+    (
+        "I'm considering a career change and I'm not sure what I want to do. I'm a bit "
+        "unsure about the tech industry and the tech sector seems to have a lot of "
+        "uncertainty and unpredictability. Can you help me navigate this uncertainty?"
+    ),
+    (
+        "I'm planning a surprise party for my best friend's wedding. I want to make "
+        "sure everything is done just in time. Can you help me with that?"
+    ),
+    (
+        "Can you provide a detailed explanation of the different types of geological "
+        "structures, including plate tectonics?"
+    ),
+    (
+        "I'm looking to launch a bookmarket that will sell eco-friendly home products. "
+        "Can you help me plan a plan for this?"
+    ),
+    (
+        "I'm planning a road trip across the United States and I'm trying to plan a "
+        "mix of cities, including New York City and Chicago. I'm unsure about the best "
+        "order to visit each city. Can you provide me with a list of cities that fit "
+        "the idea of a road trip across the US?"
+    ),
+    "Can you provide a JSON data schema that supports ENP (Endpoint Enumeration)?",
+    (
+        "I'm considering making a career change and I'm looking for guidance. Can you "
+        "help me explore some career options?"
+    ),
+    (
+        "Can you help me create a relatable character from a fantasy world with "
+        "superpowers? I need to add some unique abilities to my character to make them "
+        "more interesting and believable?"
+    ),
+    (
+        "I've been offered a job in a new city, but it seems to have a high risk of "
+        "being taken with a cargo ship. Could you provide some advice on how to "
+        "minimize risks in this situation?"
+    ),
+    (
+        "I'm here to attend a professional football tournament. Can you provide me "
+        "with a list of the top 5 teams I can join?"
+    ),
+    (
+        "I'm working on a marketing project with a non-profit and I'm struggling to "
+        "optimize my marketing strategy. Can you help me with that?"
+    ),
+    (
+        "I'm looking to create a new community-driven podcast, I'd like to focus on "
+        "food recovery in developing countries. What steps can I take to start this "
+        "project?"
+    ),
+    ("Can you help me find the best budget-friendly places to eat in a 7 day trip to Morocco?"),
+    (
+        "I'm considering buying a home in California. Can you help me choose a "
+        "suitable location for my dream home?"
+    ),
+    (
+        "I'm considering whether to switch to a new job. However, I'm worried about "
+        "the uncertainty of having to relaunch my resume every few months. What should "
+        "I do?"
+    ),
+    "I'm looking for a new puppy for my family. Can you recommend a few options?",
+    (
+        "I'm looking for a new notebook to use for future professional training and I "
+        "need a list of 5 important things to remember before creating one."
+    ),
+    "I'm looking for a new laptop model. Can you suggest any good ones?",
+)
+
+OWN = tuple(("own words", text) for text in _OWN_WORDS)
+"""User turns sampled from the demo target at temperature 0.8 and top-p 0.95, as they came."""
+
+SETS: dict[str, tuple[tuple[str, str], ...]] = {
+    "all": tuple(prompt for pair in zip(OWN, PROMPTS, strict=True) for prompt in pair),
+    "tasks": PROMPTS,
+    "own": OWN,
+}
 
 
-def chosen(count: int) -> tuple[tuple[str, str], ...]:
-    """The first ``count`` prompts."""
-    return PROMPTS[:count]
+def chosen(count: int, name: str = "all") -> tuple[tuple[str, str], ...]:
+    """The first ``count`` prompts of a set."""
+    return SETS[name][:count]
 
 
 def prompts_hash(prompts: Sequence[tuple[str, str]]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from dflash_local import __version__
 from dflash_local.bench import BenchReport
 from dflash_local.bench import run as run_bench
-from dflash_local.bench_prompts import PROMPTS, chosen
+from dflash_local.bench_prompts import SETS, chosen
 from dflash_local.bench_sampling import SampledReport, run_sampled
 from dflash_local.cli_load import block_rows, load_arguments, open_engine
 from dflash_local.errors import OptionError
@@ -23,8 +23,12 @@ EXIT_DIFFERENT = 3
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = "example: dflash-local bench --model demo --prompts 10"
+    parser.add_argument("--prompts", type=int, default=10, metavar="N", help="how many")
     parser.add_argument(
-        "--prompts", type=int, default=10, metavar="N", help=f"how many, 1 to {len(PROMPTS)}"
+        "--set",
+        choices=tuple(SETS),
+        default="all",
+        help="tasks by people, the demo target's own words, or both in turn (default)",
     )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per answer")
     parser.add_argument(
@@ -47,8 +51,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Bench and report; answers that differ in fp32 are a failure, as rounding explains none."""
-    if not 1 <= args.prompts <= len(PROMPTS):
-        raise OptionError(f"--prompts is {args.prompts}.", f"Give 1 to {len(PROMPTS)}.")
+    most = len(SETS[args.set])
+    if not 1 <= args.prompts <= most:
+        raise OptionError(f"--prompts is {args.prompts}.", f"The set {args.set} has 1 to {most}.")
 
     def show(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -61,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     with open_engine(args) as engine:
         if not sampling.greedy:
             sampled = run_sampled(
-                engine, chosen(args.prompts), sampling, block=args.block, progress=show
+                engine, chosen(args.prompts, args.set), sampling, block=args.block, progress=show
             )
             print(  # noqa: T201
                 json.dumps(sampled_json(sampled), indent=2) if args.json else sampled_text(sampled)
@@ -69,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         report = run_bench(
             engine,
-            chosen(args.prompts),
+            chosen(args.prompts, args.set),
             max_tokens=args.max_tokens,
             block=args.block,
             progress=show,

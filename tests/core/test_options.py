@@ -115,7 +115,7 @@ PLACES: dict[str, tuple[str, str, Any]] = {
     "--backend": ("mlx", "backend", "mlx"),
 }
 GENERATE = {"--plain", "--block", "--think", "--no-think", "--system", "--json"}
-BENCH = {"--prompts", "--block", "--json", "--max-tokens", "--temperature", "--seed"}
+BENCH = {"--prompts", "--set", "--block", "--json", "--max-tokens", "--temperature", "--seed"}
 
 
 def flags(command: str) -> set[str]:
@@ -192,10 +192,22 @@ def test_the_flags_of_generate_alone(seen: Seen, capsys: pytest.CaptureFixture[s
 
 
 def test_the_flags_of_bench_alone(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["bench", "--prompts", "2", "--max-tokens", "6", "--block", "4", "--json"]
+    argv = [
+        "bench",
+        "--set",
+        "own",
+        "--prompts",
+        "2",
+        "--max-tokens",
+        "6",
+        "--block",
+        "4",
+        "--json",
+    ]
     assert cli.main(argv) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["prompt_count"], report["max_tokens"], report["block"]) == (2, 6, 4)
+    assert report["prompts"] == bench_prompts.prompts_hash(bench_prompts.chosen(2, "own"))
     assert all(s.greedy for s in seen.sampling)
     assert max(seen.counts) == 3
     seen.sampling.clear()
@@ -213,7 +225,7 @@ def test_the_flags_of_bench_alone(seen: Seen, capsys: pytest.CaptureFixture[str]
         ("compare", None),
         ("compare", 0.0),
     }
-    tokens = len(bench_prompts.chosen(2)) * 5
+    tokens = len(bench_prompts.chosen(2, "own")) * 5
     assert all(way["tokens"] == tokens for way in sampled["ways"])
     assert sampled["ways"][1]["tau"] > 1
     assert cli.main(["bench", "--seed", "3"]) != 0
