@@ -21,8 +21,11 @@ _PROBE_ROUNDS = 3
 _COST_STEP = 0.1
 """Share of a new round's time in the running cost of its width."""
 _SHARED_STEP = 0.09
-"""The part of that step which the other widths take too: a deeper context slows all of them. Nearly
-all of it, for neighbours differ by a few percent, and a width must not look cheap for being unused."""
+"""The part of that step which the other widths take too: a deeper context slows all of them.
+
+Nearly all of it, for neighbours differ by a few percent, and a width must not look cheap for being
+unused.
+"""
 _FORGET = 0.005
 """Per round, how far positions that were not drafted move towards the last one that was."""
 
