@@ -9,7 +9,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from dflash_local.sampling import SamplingParams, draw_seeds
+from dflash_local.sampling import DRAFT_WIDTH, SamplingParams, draw_seeds
 
 from .mlx_probs import (
     Drafted,
@@ -25,10 +25,6 @@ from .mlx_probs import (
     sampled_path,
     settle,
 )
-
-DRAFT_WIDTH = 64
-"""Best ids of a slot that a draft is drawn from; q is over these, so exactness does not depend
-on it, and little that a draft does is as wide as the vocabulary."""
 
 
 class Chooser(Protocol):

@@ -334,7 +334,6 @@ class Engine:
         )
         if prompt.said:
             request.events.put(_replayed(reader, prompt.said))
-        known = ids
         for event in generate(
             backend,
             ids,
@@ -345,8 +344,7 @@ class Engine:
             cancelled=request.stop.is_set,
         ):
             if isinstance(event, Done):
-                known = [*ids, *event.tokens]
-                self._held = known[: backend.position]
+                self._held = [*ids, *event.tokens][: backend.position]
             request.events.put(event)
 
 

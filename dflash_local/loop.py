@@ -122,6 +122,7 @@ def generate(
     prefill_ms = 0.0
 
     def done(reason: Reason) -> Done:
+        summary = stats.summary()
         return Done(
             reason=reason,
             tokens=tuple(answer.tokens),
@@ -131,9 +132,9 @@ def generate(
                 completion_tokens=len(answer.tokens),
                 thinking_tokens=reader.thinking_tokens,
                 prefill_ms=prefill_ms,
-                decode_ms=stats.summary().decode_ms,
+                decode_ms=summary.decode_ms,
             ),
-            stats=stats.summary(),
+            stats=summary,
         )
 
     def count() -> int:

@@ -12,6 +12,10 @@ from dflash_local.errors import OptionError
 
 Acceptance = Literal["rejection", "compare"]
 
+DRAFT_WIDTH = 64
+"""Best ids of a slot that a draft is drawn from, on every backend; q is over these, so exactness
+does not depend on it, and little that a draft does is as wide as the vocabulary."""
+
 _COLDEST = 1e-5
 
 
