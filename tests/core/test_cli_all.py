@@ -160,3 +160,16 @@ def test_doctor_tests_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     demo.ensure()
     assert main(["doctor"]) == 0
     assert "ids equal, tau" in capsys.readouterr().out
+
+
+def test_doctor_replays_the_kernels_of_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("bitsandbytes")
+    assert main(["doctor", "--replay-kernels", "8b,27b"]) == 0
+    table = capsys.readouterr().out
+    assert {line.split(" | ")[0] for line in table.splitlines()[2:]} == {"| 8b", "| 27b"}
+    assert main(["doctor", "--replay-kernels", "8b", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["slow_share"] == 0 for row in rows if row["rows"] <= 8)
+    assert main(["doctor", "--replay-kernels", "9b"]) == 2
+    assert "no shapes for '9b'" in capsys.readouterr().err
