@@ -52,6 +52,11 @@ class PenaltyHistory(Generic[A]):
         self._sampling = sampling if sampling.penalised else None
         self._restart()
 
+    @property
+    def active(self) -> bool:
+        """Whether there are penalties at all."""
+        return self._sampling is not None
+
     def rewind(self, position: int) -> None:
         """Forget every id from ``position`` on."""
         del self._ids[position:]

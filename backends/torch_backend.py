@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -15,8 +15,10 @@ from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser, chooser
 from .torch_cache import SLICE
 from .torch_draft import TorchDraft
+from .torch_graphs import Graphs
 from .torch_penalties import TorchPenalties
 from .torch_probs import Drafted
+from .torch_round import DeviceRound
 from .torch_target import Target
 
 _PENDING_ROWS = 256
@@ -46,12 +48,22 @@ class TorchBackend:
         info: what was loaded.
         target: the target with its cache.
         draft: the draft bound to it; None for plain decoding only.
+        graphs: runs what its caches give fixed addresses; None where they do not.
     """
 
-    def __init__(self, info: BackendInfo, target: Target, draft: TorchDraft | None) -> None:
+    def __init__(
+        self,
+        info: BackendInfo,
+        target: Target,
+        draft: TorchDraft | None,
+        graphs: Graphs | None = None,
+    ) -> None:
         self._info = info
         self._target = target
         self._draft = draft
+        self._graphs = graphs
+        runner = graphs or Graphs(target.device, capture=False)
+        self._round = DeviceRound(target, draft, runner)
         self._chooser: Chooser = GreedyChooser()
         penalties = TorchPenalties(target.shape.vocab_size, target.device)
         self._history = PenaltyHistory(penalties)
@@ -61,12 +73,16 @@ class TorchBackend:
         self._pending_rows = 0
         self._open: tuple[int, ...] = ()
         """The ids of the block between verify and commit."""
+        self._features: torch.Tensor | None = None
+        """Its tapped states."""
         self._sync = target.device.type == "cpu"
 
     @property
     def info(self) -> BackendInfo:
-        """What is loaded."""
-        return self._info
+        """What is loaded; a failed capture shows among the kernels as soon as it happened."""
+        if self._graphs is None:
+            return self._info
+        return replace(self._info, kernels=(*self._info.kernels, self._graphs.words))
 
     @property
     def position(self) -> int:
@@ -76,7 +92,7 @@ class TorchBackend:
     @property
     def coverage(self) -> Coverage:
         """Positions covered by each cache."""
-        draft = self._draft.length if self._draft else 0
+        draft = self._draft.context.length if self._draft else 0
         return Coverage(self._target.cache.length, draft, self._pending_rows)
 
     def configure(self, sampling: SamplingParams) -> None:
@@ -90,14 +106,14 @@ class TorchBackend:
         self._last, self._open = None, ()
         reached = self._target.cache.crop(position)
         if self._draft is not None:
-            if reached > self._draft.length:
+            if reached > self._draft.context.length:
                 self._project()
             else:
                 self._pending, self._pending_rows = [], 0
-            self._draft.crop(reached)
+            self._draft.context.crop(reached)
             # Features of a failed round may be missing; both caches then end at the same place.
-            reached = self._target.cache.crop(self._draft.length)
-            self._draft.crop(reached)
+            reached = self._target.cache.crop(self._draft.context.length)
+            self._draft.context.crop(reached)
         self._history.rewind(reached)
         return reached
 
@@ -108,7 +124,7 @@ class TorchBackend:
         for start in range(0, len(tokens), SLICE):
             piece = tokens[start : start + SLICE]
             states = self._target.forward(self._ids(piece))
-            self._keep_features(len(piece), drafting=True)
+            self._keep_features(self._tapped(), drafting=True)
             self._target.cache.advance(len(piece))
             self._last = states[-1:]
         self._history.extend(tokens)
@@ -132,24 +148,19 @@ class TorchBackend:
             return TorchProposal(anchor, Drafted(anchor[1:]), 0.0)
         begun = perf_counter()
         self._project()
-        states = self._draft.slots(anchor, count)
-        scores = self._history.adjust(self._draft.scores(states), anchor)
-        if self._draft.selector is None:
-            drafted = self._chooser.draft(scores)
-        else:
-            drafted = self._chooser.path(self._draft.selector.lattice(scores, states, anchor))
+        block, drafted = self._round.draft(anchor, count, self._chooser, self._history)
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
-        return TorchProposal(torch.cat((anchor, drafted.ids)), drafted, draft_ms)
+        return TorchProposal(block, drafted, draft_ms)
 
     @_inference
     def verify(self, proposal: Proposal) -> Verdict:
         """Run the target over the block; its one host read decides the round."""
         assert isinstance(proposal, TorchProposal)
         begun = perf_counter()
-        logits = self._target.logits(self._target.forward(proposal.block))
-        scores = self._history.adjust(logits, proposal.block)
-        judged = self._chooser.judge(scores, proposal.drafted)
-        accepted, following, *ids = torch.cat((judged, proposal.block)).tolist()
+        outcome, self._features = self._round.verify(
+            proposal.block, proposal.drafted, self._chooser, self._history
+        )
+        accepted, following, *ids = outcome.tolist()
         self._last, self._open = None, tuple(ids)
         return Verdict(
             drafted=self._open[1:],
@@ -163,7 +174,9 @@ class TorchBackend:
     def commit(self, keep: int) -> None:
         """Keep the first ``keep`` rows of the open block."""
         assert 1 <= keep <= len(self._open), f"keep {keep} of {len(self._open)} open rows"
-        self._keep_features(keep, drafting=len(self._open) > 1)
+        if self._features is not None:
+            self._keep_features(self._features[:keep], drafting=len(self._open) > 1)
+            self._features = None
         self._target.cache.advance(keep)
         self._history.commit(self._open[:keep])
         self._open = ()
@@ -171,7 +184,7 @@ class TorchBackend:
     def memory(self) -> MemoryFigures:
         """Bytes held."""
         draft_weights = self._draft.bytes if self._draft else 0
-        cache = self._target.cache.bytes + (self._draft.cache_bytes if self._draft else 0)
+        cache = self._target.cache.bytes + (self._draft.context.bytes if self._draft else 0)
         peak = total = 0
         if self._target.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._target.device)
@@ -180,9 +193,12 @@ class TorchBackend:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._pending, self._last = [], None
+        self._pending, self._last, self._features = [], None, None
+        if self._graphs is not None:
+            self._graphs.close()
         self._target.close()
         self._draft = None
+        del self._round
         if self._target.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -193,21 +209,25 @@ class TorchBackend:
         assert self._last is not None, "no logits: extend first"
         return self._target.logits(self._last)
 
-    def _keep_features(self, rows: int, *, drafting: bool) -> None:
-        """Hand the tapped states of the first ``rows`` rows to the draft, or let them wait.
+    def _tapped(self) -> torch.Tensor | None:
+        return None if self._draft is None else self._target.features()
+
+    def _keep_features(self, features: torch.Tensor | None, *, drafting: bool) -> None:
+        """Hand tapped states to the draft, or let them wait.
 
         While nothing is drafted they are projected in bulk: row by row the draft's projections
         would cost a plain step about as much as a layer.
         """
-        if self._draft is None:
+        if features is None:
             return
-        self._pending.append(self._target.features()[:rows])
-        self._pending_rows += rows
+        # The next verify may write over what it gave.
+        self._pending.append(features if drafting else features.clone())
+        self._pending_rows += features.shape[0]
         if drafting or self._pending_rows >= _PENDING_ROWS:
             self._project()
 
     def _project(self) -> None:
         if self._draft is not None and self._pending:
             features = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
-            self._draft.append(features)
+            self._round.project(features)
             self._pending, self._pending_rows = [], 0

@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 
 from .torch_cache_device import DeviceCache
-from .torch_graphs import GraphedTarget
+from .torch_graphs import Graphs
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
 from .torch_quant import Quantiser
 from .torch_rope import RopeTable
@@ -77,15 +77,16 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
     device = torch.device("cuda" if cuda else "cpu")
     quantiser = Quantiser()
     inner, cache = build(size, quantiser, scheme, context, device)
-    graphed = GraphedTarget(inner, cache, taps=False, capture=cuda)
+    graphs = Graphs(device, capture=cuda)
     prefix = min(512, context // 2)
-    graphed.forward(torch.zeros(prefix, dtype=torch.long, device=device))
+    inner.forward(torch.zeros(prefix, dtype=torch.long, device=device))
     cache.advance(prefix)
     eager, replayed = {}, {}
     for rows in ROWS:
         ids = torch.arange(rows, device=device)
         eager[rows] = timed(partial(step, inner, ids), repeat, cuda)
-        replayed[rows] = timed(partial(step, graphed, ids), repeat, cuda)
+        key = ("verify", rows, cache.bucket_for(rows))
+        replayed[rows] = timed(partial(graphs.run, key, partial(step, inner), ids), repeat, cuda)
     weights = (
         size.layers
         * size.hidden
@@ -99,8 +100,8 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
         "scheme": scheme,
         "eager_ms": eager,
         "graph_ms": replayed,
-        "graphs": graphed.graphs,
-        "capture_failure": graphed.failure,
+        "graphs": graphs.captured,
+        "capture_failure": graphs.failure,
         "plain_per_s": 1000.0 / replayed[1],
         "verify8_per_s": 1000.0 / replayed[8],
         "quantised_weights": weights,
@@ -153,9 +154,9 @@ def build(
     return LeanTarget(weights, shape, (), cache, rope), cache
 
 
-def step(target: Target, ids: torch.Tensor) -> torch.Tensor:
+def step(target: Target, ids: torch.Tensor) -> tuple[torch.Tensor]:
     """One verify without its decision."""
-    return target.logits(target.forward(ids))
+    return (target.logits(target.forward(ids)),)
 
 
 def timed(run: Callable[[], object], repeat: int, cuda: bool) -> float:

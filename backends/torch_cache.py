@@ -13,7 +13,7 @@ from .torch_recurrent import RecurrentStates
 SLICE = 512
 """Most rows of one forward: windowed layers leave room for as many behind their window."""
 
-_REACH = 256
+REACH = 256
 """Rows before the window that a windowed layer keeps at least, so that short rewinds reach."""
 
 _CACHED_ROWS = 32
@@ -59,6 +59,10 @@ class TargetCache(Protocol):
     @property
     def bytes(self) -> int:
         """Size of the buffers."""
+        ...
+
+    def bucket_for(self, rows: int) -> int | None:
+        """What a forward's shapes depend on beside ``rows``; None where they follow the length."""
         ...
 
     def begin(self, rows: int) -> None:
@@ -158,13 +162,16 @@ class SlicedCache:
         own = sum(b.numel() * b.element_size() for b in (*self._keys, *self._values))
         return own + (self.recurrent.bytes if self.recurrent else 0)
 
+    def bucket_for(self, rows: int) -> None:
+        """Shapes follow the length."""
+
     def begin(self, rows: int) -> None:
         """Make room; windowed rows move to the front when they reach the end."""
         self._rows = rows
         for window, base in self._base.items():
             if window is None or self._length + rows - base <= self._room[window]:
                 continue
-            first = self._length - (window - 1) - _REACH
+            first = self._length - (window - 1) - REACH
             kept = self._length - first
             for index, own in enumerate(self.windows):
                 if own == window:
@@ -292,4 +299,4 @@ class SlicedCache:
 
 def buffer_rows(window: int | None, capacity: int) -> int:
     """Rows that a layer's buffers hold."""
-    return capacity if window is None else min(capacity, window - 1 + _REACH + SLICE)
+    return capacity if window is None else min(capacity, window - 1 + REACH + SLICE)

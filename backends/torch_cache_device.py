@@ -16,6 +16,14 @@ from .torch_cache import LayerRows
 FIRST_BUCKET = 512
 
 
+def bucket_of(rows: int, capacity: int) -> int:
+    """The least bucket that holds ``rows`` rows: 512, 1,024, 2,048 and so on."""
+    bucket = FIRST_BUCKET
+    while bucket < rows:
+        bucket *= 2
+    return min(bucket, capacity)
+
+
 class DeviceCache:
     """The contract of ``TargetCache`` with one length tensor for all layers.
 
@@ -66,10 +74,7 @@ class DeviceCache:
 
     def bucket_for(self, rows: int) -> int:
         """The bucket that ``rows`` rows behind the length fall into."""
-        bucket = FIRST_BUCKET
-        while bucket < self._length + rows:
-            bucket *= 2
-        return min(bucket, self._capacity)
+        return bucket_of(self._length + rows, self._capacity)
 
     def begin(self, rows: int) -> None:
         """Choose the bucket and compute the positions on the device."""

@@ -9,20 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from dflash_local.draft_config import DraftConfig
 
-from .torch_attention import additive_mask, empty_keys, folded_attention
+from .torch_attention import folded_attention
 from .torch_draft2 import Convolution, Selector
+from .torch_draft_context import ContextShape, DraftContext, SlicedContext
 from .torch_linear import Linear, LinearMaker, dense, tensor_bytes
 from .torch_rope import RopeTable, rotate
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Head = Callable[[torch.Tensor], torch.Tensor]
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
+
+
+class ContextMaker(Protocol):
+    """Makes the cache of a draft's context."""
+
+    def __call__(
+        self, shape: ContextShape, *, dtype: torch.dtype, device: torch.device
+    ) -> DraftContext:
+        """An empty one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class TorchDraft:
         head: the target's output head; likewise.
         capacity: context positions to hold.
         maker: stores the products; what version 2 adds stays as it is.
+        context: makes the cache of context K/V.
     """
 
     def __init__(
@@ -70,6 +83,7 @@ class TorchDraft:
         head: Head,
         capacity: int,
         maker: LinearMaker = dense,
+        context: ContextMaker = SlicedContext,
     ) -> None:
         self.config = config
         own_rows = weights.get("embed_tokens.weight")
@@ -97,11 +111,7 @@ class TorchDraft:
             dtype=self.dtype,
             device=self.device,
         )
-        self.length = 0
-        # Room for a block behind the context: its rows are written there and never kept.
-        shape = (config.layers, 1, config.kv_heads, capacity + config.block_size, config.head_dim)
-        self._keys = empty_keys(shape, self.dtype, self.device)
-        self._values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.context = context(self._context_shape(capacity), dtype=self.dtype, device=self.device)
 
     @property
     def bytes(self) -> int:
@@ -111,47 +121,37 @@ class TorchDraft:
         products = self._fc.bytes + self._context_kv.bytes
         return products + sum(layer.bytes for layer in self._layers) + tensor_bytes(*own)
 
-    @property
-    def cache_bytes(self) -> int:
-        """Size of the context K/V buffers."""
-        return 2 * self._values.numel() * self._values.element_size()
-
-    def context(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (after norm and rotation) and V of a layer, ``[kv_heads, length, head_dim]``."""
-        return self._keys[layer, 0, :, : self.length], self._values[layer, 0, :, : self.length]
-
-    def crop(self, length: int) -> None:
-        """Forget every context position from ``length`` on."""
-        self.length = min(self.length, length)
-
     def append(self, features: torch.Tensor) -> None:
         """Project tapped states ``[rows, taps * target hidden]`` into the context K/V."""
+        self.project(features)
+        self.context.advance(features.shape[0])
+
+    def project(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The same without counting the rows in, on the device alone; there is no result."""
         config, rows = self.config, features.shape[0]
+        self.context.begin(rows)
         context = self._rms(self._fc(features.to(self.dtype)), self._hidden_norm)
         kv = self._context_kv(context)
         kv = kv.view(rows, config.layers, 2, config.kv_heads, config.head_dim)
         keys = self._rms(kv[:, :, 0], self._k_norms)
-        cos, sin = self._rotation(rows)
-        keys = rotate(keys, cos[:, None], sin[:, None])
-        end = self.length + rows
-        self._keys[:, 0, :, self.length : end] = keys.permute(1, 2, 0, 3)
-        self._values[:, 0, :, self.length : end] = kv[:, :, 1].permute(1, 2, 0, 3)
-        self.length = end
+        cos, sin = self._rotation()
+        self.context.write(rotate(keys, cos[:, None], sin[:, None]), kv[:, :, 1])
+        return ()
 
     def hidden(self, block: torch.Tensor) -> torch.Tensor:
         """States ``[rows, hidden]`` after the final norm for block ids that follow the context."""
-        rows = block.shape[0]
-        cos, sin = self._rotation(rows)
+        self.context.begin(block.shape[0])
+        cos, sin = self._rotation()
+        kinds = list(zip(self.config.windows, self.config.causal, strict=True))
         masks = {
-            key: self._mask(rows, *key)
-            for key in set(zip(self.config.layer_kinds, self.config.causal, strict=True))
+            (window, causal): self.context.mask(window, causal=causal)
+            for window, causal in set(kinds)
         }
         states = self._embed(block).to(self.dtype)
         if self.config.input_embedding_scale != 1.0:
             states = states * self.config.input_embedding_scale
         for index, layer in enumerate(self._layers):
-            key = (self.config.layer_kinds[index], self.config.causal[index])
-            attend = partial(self._attend, index, layer, cos, sin, masks[key])
+            attend = partial(self._attend, index, layer, cos, sin, masks[kinds[index]])
             normed = self._rms(states, layer.input_norm)
             states = states + _around(layer.attention_conv, normed, attend)
             normed = self._rms(states, layer.post_norm)
@@ -197,49 +197,31 @@ class TorchDraft:
         )
         query = rotate(self._rms(query, layer.q_norm), cos, sin)
         key = rotate(self._rms(key, layer.k_norm), cos, sin)
-        first, end = self._first_visible(config.layer_kinds[index]), self.length + rows
-        keys, values = self._keys[index], self._values[index]
-        keys[0, :, self.length : end] = key.transpose(0, 1)
-        values[0, :, self.length : end] = value.transpose(0, 1)
+        keys, values = self.context.peek(index, key, value)
         out = folded_attention(
-            query.transpose(0, 1)[None],
-            keys[:, :, first:end],
-            values[:, :, first:end],
-            mask,
-            config.head_dim**-0.5,
+            query.transpose(0, 1)[None], keys, values, mask, config.head_dim**-0.5
         )
         return layer.out(out.reshape(rows, -1))
 
-    def _first_visible(self, kind: str) -> int:
-        window = self.config.sliding_window
-        if kind == "full" or window is None:
-            return 0
-        return max(0, self.length - window + 1)
-
-    def _mask(self, rows: int, kind: str, causal: bool) -> torch.Tensor | None:
-        """Additive mask of a kind of layer; None where every block row sees everything."""
-        if kind == "full" and not causal:
-            return None
-        first = self._first_visible(kind)
-        queries = torch.arange(self.length, self.length + rows, device=self.device)[:, None]
-        keys = torch.arange(first, self.length + rows, device=self.device)[None, :]
-        distance = queries - keys
-        visible = torch.ones_like(distance, dtype=torch.bool)
-        if causal:
-            visible &= distance >= 0
-        if kind == "sliding" and self.config.sliding_window is not None:
-            visible &= distance.abs() < self.config.sliding_window
-        return additive_mask(visible, self.config.heads // self.config.kv_heads, self.dtype)
+    def _context_shape(self, capacity: int) -> ContextShape:
+        config = self.config
+        return ContextShape(
+            windows=config.windows,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            block=config.block_size,
+            capacity=capacity,
+        )
 
     def _rms(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the last axis, statistics in fp32; ``weight`` may carry leading axes."""
         normed = F.rms_norm(states, states.shape[-1:], eps=self.config.rms_norm_eps)
         return normed * weight
 
-    def _rotation(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine ``[rows, 1, head_dim]`` of the rows behind the context."""
-        places = slice(self.length, self.length + rows)
-        return self._rope.cos[places], self._rope.sin[places]
+    def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine ``[rows, 1, head_dim]`` of the rows begun."""
+        return self.context.take(self._rope.cos), self.context.take(self._rope.sin)
 
 
 def _around(conv: Convolution | None, normed: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:

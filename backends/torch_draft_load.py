@@ -11,15 +11,25 @@ from dflash_local.draft_config import DraftConfig
 from dflash_local.weights import check_draft_ids
 
 from .torch_draft import TorchDraft
+from .torch_draft_context import SlicedContext
+from .torch_draft_context_device import DeviceContext
 from .torch_linear import LinearMaker, dense
 from .torch_target import Target
 from .torch_weights import TensorReader
 
 
 def load_draft(
-    folder: Path, config: DraftConfig, target: Target, context: int, maker: LinearMaker = dense
+    folder: Path,
+    config: DraftConfig,
+    target: Target,
+    context: int,
+    maker: LinearMaker = dense,
+    *,
+    graphs: bool = False,
 ) -> TorchDraft:
     """The draft in ``folder``, whose files were compared with ``config`` before.
+
+    ``graphs`` asks for a context whose passes can be captured.
 
     Raises:
         DraftMismatch: ids of the draft lie outside the target's vocabulary or its own embedding.
@@ -37,5 +47,11 @@ def load_draft(
     )
     config = replace(config, vocab_size=target.shape.vocab_size)
     return TorchDraft(
-        config, weights, target.embed, lambda s: target.logits(s.to(target.dtype)), context, maker
+        config,
+        weights,
+        target.embed,
+        lambda states: target.logits(states.to(target.dtype)),
+        context,
+        maker,
+        DeviceContext if graphs else SlicedContext,
     )

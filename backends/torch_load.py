@@ -21,7 +21,7 @@ from dflash_local.weights import check_draft
 from .torch_backend import TorchBackend
 from .torch_config import stop_ids, target_config, target_shape
 from .torch_draft_load import load_draft
-from .torch_graphs import GraphedTarget
+from .torch_graphs import Graphs
 from .torch_lean import LeanTarget
 from .torch_open_target import open_target
 from .torch_quant import Quantiser, scheme_of_bits
@@ -71,8 +71,13 @@ def open_pair(
     draft_dir: Path | None,
     options: Options,
     progress: Callable[[LoadProgress], None],
+    *,
+    graphs: bool | None = None,
 ) -> TorchBackend:
     """Load the target in ``target_dir`` and the draft in ``draft_dir``.
+
+    ``graphs`` asks for fixed addresses, so that rounds can be captured; None is on CUDA only, as
+    they cost more on the CPU.
 
     Raises:
         WeightsError: files are missing, damaged or of a refused kind.
@@ -83,6 +88,8 @@ def open_pair(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = _dtype(options.dtype, device)
+    fixed = device.type == "cuda" if graphs is None else graphs
+    runner = Graphs(device, capture=device.type == "cuda") if fixed else None
     quantiser = Quantiser()
     scheme = options.quantize or _scheme(device)
     body = quantiser.maker(scheme)
@@ -109,18 +116,26 @@ def open_pair(
     taps = draft_config.target_layer_ids if draft_config else ()
     try:
         target = open_target(
-            target_dir, config, shape, taps, context, dtype, device, body=body, head=head
+            target_dir,
+            config,
+            shape,
+            taps,
+            context,
+            dtype,
+            device,
+            body=body,
+            head=head,
+            graphs=fixed,
         )
         draft = None
         if draft_dir is not None and draft_config is not None:
             progress(LoadProgress("loading the draft", 2, steps))
-            draft = load_draft(draft_dir, draft_config, target, context, drafting)
+            draft = load_draft(draft_dir, draft_config, target, context, drafting, graphs=fixed)
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"{target_dir.name} does not fit into the memory of {device}.",
             "Give a smaller --context, --quantize nf4, or a smaller model.",
         ) from error
-    progress(LoadProgress("ready", steps, steps))
     info = BackendInfo(
         backend="torch",
         target=target_dir.name,
@@ -135,7 +150,24 @@ def open_pair(
         versions=_versions(quantiser),
         kernels=_kernels(device, target, quantiser),
     )
-    return TorchBackend(info, target, draft)
+    backend = TorchBackend(info, target, draft, runner)
+    if runner is not None:
+        progress(LoadProgress("capturing graphs", steps, steps))
+        _first_rounds(backend)
+        if runner.failure is not None:
+            progress(LoadProgress(runner.words, steps, steps))
+    progress(LoadProgress("ready", steps, steps))
+    return backend
+
+
+def _first_rounds(backend: TorchBackend) -> None:
+    """A plain round and a whole block, so that what cannot be captured is known from the start."""
+    backend.extend((0,))
+    for count in {0, backend.info.block_size - 1}:
+        if backend.position + count + 1 < backend.info.context:
+            backend.verify(backend.propose(0, count))
+            backend.commit(1)
+    backend.rewind(0)
 
 
 def native_bf16() -> bool:
@@ -181,9 +213,7 @@ def _scheme(device: torch.device) -> str:
 def _kernels(device: torch.device, target: Target, quantiser: Quantiser) -> tuple[str, ...]:
     """How it runs, in words."""
     words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
-    words.append(
-        "lean forward" if isinstance(target, LeanTarget | GraphedTarget) else "transformers forward"
-    )
+    words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")
     if quantiser.quantised_weights:
         each = quantiser.quantised_bytes / quantiser.quantised_weights
         words.append(f"{each:.2f} bytes per quantised weight")

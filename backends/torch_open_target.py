@@ -10,7 +10,6 @@ import torch
 from .torch_cache import SlicedCache
 from .torch_cache_device import DeviceCache
 from .torch_families import lean_family
-from .torch_graphs import GraphedTarget
 from .torch_hf import TransformersTarget
 from .torch_hf_load import load_model
 from .torch_lean_load import load_lean
@@ -31,12 +30,12 @@ def open_target(
     *,
     body: LinearMaker = dense,
     head: LinearMaker = dense,
-    graphs: bool | None = None,
+    graphs: bool = False,
 ) -> Target:
     """The target in ``folder`` with caches for ``context`` positions.
 
     ``body`` and ``head`` store the products. ``graphs`` asks for
-    caches and forwards that can be captured; None is on CUDA only, as they cost more on the CPU.
+    caches whose forwards can be captured; they cost more on the CPU.
 
     Raises:
         WeightsError: tensors are missing or damaged.
@@ -49,15 +48,11 @@ def open_target(
         model = load_model(folder, config, dtype, device, body, head)
         return TransformersTarget(model, shape, taps, views, context)
     cache: SlicedCache | DeviceCache
-    cuda = device.type == "cuda"
-    if cuda if graphs is None else graphs:
+    if graphs:
         cache = DeviceCache(shape.layers, context, dtype=dtype, device=device)
     else:
         cache = SlicedCache(shape.layers, context, dtype=dtype, device=device)
     reader = TensorReader(folder, dtype, device)
-    target = load_lean(
+    return load_lean(
         reader, config, family, shape, taps, cache, capacity=context, body=body, head=head
     )
-    if isinstance(cache, DeviceCache):
-        return GraphedTarget(target, cache, taps=bool(taps), capture=cuda)
-    return target

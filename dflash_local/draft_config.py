@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dflash_local.errors import DraftMismatch, WeightsError
+from dflash_local.errors import DraftMismatch, OptionError, WeightsError
 
 LayerKind = Literal["full", "sliding"]
 
@@ -107,13 +107,35 @@ class DraftConfig:
     draft_vocab_size: int | None = None
     """Size of a reduced draft vocabulary with its own head and mapping; None is the target's."""
     v2: DFlash2Config | None = None
+    window_limit: int | None = None
+    """Most rows that any layer is allowed to see, as chosen at load; None leaves full attention."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Per layer, the rows that a block row sees, itself included; None is all."""
+        own = [self.sliding_window if kind == "sliding" else None for kind in self.layer_kinds]
+        limit = self.window_limit
+        return tuple(limit if w is None else w if limit is None else min(w, limit) for w in own)
 
     @property
     def context_window(self) -> int | None:
         """Context rows that any layer can still see; None when a layer has full attention."""
-        if "full" in self.layer_kinds or self.sliding_window is None:
-            return None
-        return self.sliding_window - 1
+        bounded = [window for window in self.windows if window is not None]
+        return max(bounded) - 1 if len(bounded) == self.layers else None
+
+    def limited(self, window: int | None) -> DraftConfig:
+        """The same draft whose layers see at most ``window`` rows, itself included.
+
+        Raises:
+            OptionError: the window is smaller than a block.
+        """
+        if window is not None and window < self.block_size:
+            raise OptionError(
+                f"A draft window of {window} is smaller than the draft's block of "
+                f"{self.block_size} rows.",
+                f"Give {self.block_size} or more.",
+            )
+        return replace(self, window_limit=window)
 
     def check_target(self, *, hidden_size: int, layers: int, embedding_rows: int) -> None:
         """Compare with the target that the draft is to serve.

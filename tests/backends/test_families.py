@@ -168,28 +168,3 @@ def test_windows_stay_exact_when_their_buffers_are_full(tmp_path: Path) -> None:
     assert backend.rewind(200) == 0
     full = 3 * 2 * 2 * 3000 * 16 * 4
     assert backend.memory().cache < full / 3
-
-
-def test_a_round_reads_the_device_once(tmp_path: Path) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            assert not any(
-                word in str(func) for word in ("_local_scalar_dense", "nonzero", "is_nonzero")
-            ), func
-            return func(*args, **(kwargs or {}))
-
-    from tests.support.tiny import loop_pair
-
-    target, draft = loop_pair(tmp_path)
-    backend = open_pair(target, draft, Options(context=64), lambda step: None)
-    backend.extend((5, 9, 2))
-    pending = backend.sample()
-    with NoReads():  # type: ignore[no-untyped-call]
-        for count in (3, 0, 2, 3):
-            verdict = backend.verify(backend.propose(pending, count))
-            backend.commit(verdict.accepted + 1)
-            pending = verdict.next

@@ -49,10 +49,11 @@ def v2_pair(folder: Path, **added: Any) -> tuple[Path, Path]:
 
 
 def edit(draft: Path, top: dict[str, Any], nested: dict[str, Any]) -> None:
-    """Set keys of a draft's config, and of its nested block."""
+    """Set keys of a config, and of a draft's nested block."""
     config = json.loads((draft / "config.json").read_text())
     config |= top
-    config["dflash_config"] = {**config["dflash_config"], **nested}
+    if nested:
+        config["dflash_config"] = {**config["dflash_config"], **nested}
     (draft / "config.json").write_text(json.dumps(config))
 
 

@@ -119,10 +119,10 @@ class _TorchProbe:
         return np.asarray(self._draft.scores(self._draft.slots(torch.tensor([anchor]), count)))
 
     def keys(self, layer: int) -> Array:
-        return np.asarray(self._draft.context(layer)[0])
+        return np.asarray(self._draft.context.held(layer)[0])
 
     def values(self, layer: int) -> Array:
-        return np.asarray(self._draft.context(layer)[1])
+        return np.asarray(self._draft.context.held(layer)[1])
 
 
 class MlxKit:

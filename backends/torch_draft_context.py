@@ -1,0 +1,222 @@
+"""A draft's context: K and V of the positions before the block, per layer.
+
+Block rows are written behind the context, seen at once and never counted. A layer with a window
+keeps what it can still see and a margin; a crop further back than that leaves it with fewer rows,
+which costs acceptance for a while and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .torch_attention import additive_mask, empty_keys
+from .torch_cache import REACH, SLICE
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """The numbers that a context depends on."""
+
+    windows: tuple[int | None, ...]
+    """Per layer, the rows that a block row sees, itself included; None is all."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block: int
+    """Most rows of a block."""
+    capacity: int
+    """Context positions to hold."""
+
+    @property
+    def layers_by_window(self) -> dict[int | None, list[int]]:
+        """Layers that share buffers."""
+        groups: dict[int | None, list[int]] = {}
+        for layer, window in enumerate(self.windows):
+            groups.setdefault(window, []).append(layer)
+        return groups
+
+
+class DraftContext(Protocol):
+    """What a draft remembers, and how its block rows see it."""
+
+    @property
+    def length(self) -> int:
+        """Positions that count."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffers."""
+        ...
+
+    def bucket_for(self, rows: int) -> int | None:
+        """What the shapes depend on beside ``rows``; None where they follow the length."""
+        ...
+
+    def begin(self, rows: int) -> None:
+        """Make room for ``rows`` rows behind ``length``; every write and every block starts so."""
+        ...
+
+    def take(self, table: torch.Tensor) -> torch.Tensor:
+        """The entries ``[rows, ...]`` of a per-position table for the rows begun."""
+        ...
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """K and V of the rows begun for every layer, ``[rows, layers, kv_heads, head_dim]``."""
+        ...
+
+    def peek(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put block rows ``[rows, kv_heads, head_dim]`` of one layer behind the context and
+        return all that they may see, ``[1, kv_heads, columns, head_dim]``."""
+        ...
+
+    def mask(self, window: int | None, *, causal: bool) -> torch.Tensor | None:
+        """Additive mask over what ``peek`` returns; None where every row sees every column."""
+        ...
+
+    def advance(self, rows: int) -> None:
+        """Count the first ``rows`` rows behind ``length``."""
+        ...
+
+    def crop(self, length: int) -> None:
+        """Forget every position from ``length`` on."""
+        ...
+
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one layer, ``[kv_heads, rows, head_dim]`` in temporal order, for checks."""
+        ...
+
+
+class _Group:
+    """Buffers of the layers that share a window, rows in temporal order."""
+
+    def __init__(
+        self,
+        window: int | None,
+        layers: Sequence[int],
+        shape: ContextShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.window = window
+        self.layers = list(layers)
+        self.base = 0
+        """Position of the first row."""
+        whole = shape.capacity + shape.block
+        self.room = whole if window is None else min(whole, window - 1 + REACH + SLICE)
+        places = (len(layers), 1, shape.kv_heads, self.room, shape.head_dim)
+        self.keys = empty_keys(places, dtype, device)
+        self.values = torch.empty(places, dtype=dtype, device=device)
+
+    def first_visible(self, length: int) -> int:
+        """Position of the oldest row that a block row behind ``length`` can see."""
+        return self.base if self.window is None else max(self.base, length - self.window + 1)
+
+    def make_room(self, length: int, rows: int) -> None:
+        """Move the rows that still matter to the front when the end is reached."""
+        if self.window is None or length + rows - self.base <= self.room:
+            return
+        first = max(self.base, length - (self.window - 1) - REACH)
+        for buffer in (self.keys, self.values):
+            moved = buffer[..., first - self.base : length - self.base, :].clone()
+            buffer[..., : length - first, :] = moved
+        self.base = first
+
+
+class SlicedContext:
+    """Addressed by a length that the host knows: views, no gathers. Cheapest on the CPU.
+
+    Args:
+        shape: the numbers of the draft.
+    """
+
+    def __init__(self, shape: ContextShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.length = 0
+        self._rows = 0
+        self._repeats = shape.heads // shape.kv_heads
+        self._dtype, self._device = dtype, device
+        self._groups = [
+            _Group(window, layers, shape, dtype, device)
+            for window, layers in shape.layers_by_window.items()
+        ]
+        self._places = {
+            layer: (group, index)
+            for group in self._groups
+            for index, layer in enumerate(group.layers)
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffers."""
+        return sum(2 * g.values.numel() * g.values.element_size() for g in self._groups)
+
+    def bucket_for(self, rows: int) -> None:
+        """Shapes follow the length."""
+
+    def begin(self, rows: int) -> None:
+        """Make room in windowed layers."""
+        self._rows = rows
+        for group in self._groups:
+            group.make_room(self.length, rows)
+
+    def take(self, table: torch.Tensor) -> torch.Tensor:
+        """A view of the table."""
+        return table[self.length : self.length + self._rows]
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """One assignment per window and kind."""
+        for group in self._groups:
+            start = self.length - group.base
+            for buffer, rows in ((group.keys, keys), (group.values, values)):
+                own = rows if len(self._groups) == 1 else rows[:, group.layers]
+                buffer[:, 0, :, start : start + self._rows] = own.permute(1, 2, 0, 3)
+
+    def peek(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views from the oldest visible row to the block's last."""
+        group, index = self._places[layer]
+        start = self.length - group.base
+        first, end = group.first_visible(self.length) - group.base, start + self._rows
+        keys, values = group.keys[index], group.values[index]
+        keys[0, :, start:end] = key.transpose(0, 1)
+        values[0, :, start:end] = value.transpose(0, 1)
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def mask(self, window: int | None, *, causal: bool) -> torch.Tensor | None:
+        """None also while a window holds everything."""
+        first = next(g for g in self._groups if g.window == window).first_visible(self.length)
+        end = self.length + self._rows
+        if not causal and (window is None or end - first <= window):
+            return None
+        queries = torch.arange(self.length, end, device=self._device)[:, None]
+        distance = queries - torch.arange(first, end, device=self._device)[None]
+        return additive_mask(visible_columns(distance, window, causal), self._repeats, self._dtype)
+
+    def advance(self, rows: int) -> None:
+        """Count rows."""
+        self.length += rows
+
+    def crop(self, length: int) -> None:
+        """Rows that a window has dropped are missing afterwards."""
+        self.length = min(self.length, length)
+        for group in self._groups:
+            group.base = min(group.base, self.length)
+
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views."""
+        group, index = self._places[layer]
+        rows = slice(0, self.length - group.base)
+        return group.keys[index, 0, :, rows], group.values[index, 0, :, rows]
+
+
+def visible_columns(distance: torch.Tensor, window: int | None, causal: bool) -> torch.Tensor:
+    """Which columns a row sees, from the distances back to them ``[rows, columns]``."""
+    visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return visible if window is None else visible & (distance.abs() < window)
