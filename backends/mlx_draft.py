@@ -121,10 +121,8 @@ class MlxDraft:
 
     def reset(self) -> None:
         """Forget everything."""
-        window = self.config.sliding_window
         self._caches = [
-            FullCache() if kind == "full" or window is None else WindowCache(window)
-            for kind in self.config.layer_kinds
+            FullCache() if window is None else WindowCache(window) for window in self.config.windows
         ]
 
     def crop(self, length: int) -> None:
@@ -179,9 +177,9 @@ class MlxDraft:
         scale = self.config.input_embedding_scale
         x = self._embed(block).astype(self.dtype)
         x = x if scale == 1.0 else x * scale
-        masks: dict[tuple[str, bool], mx.array | None] = {}
+        masks: dict[tuple[int | None, bool], mx.array | None] = {}
         for index, layer in enumerate(self._layers):
-            key = (self.config.layer_kinds[index], self.config.causal[index])
+            key = (self.config.windows[index], self.config.causal[index])
             if key not in masks:
                 masks[key] = self._mask(block.shape[0], self._caches[index], key[1])
             attend = partial(self._attend, index, masks[key])

@@ -36,6 +36,11 @@ class LoadOptions(Protocol):
         ...
 
     @property
+    def draft_window(self) -> int | None:
+        """Most positions that a draft's layer sees; None is as it was trained."""
+        ...
+
+    @property
     def quantize(self) -> str | None:
         """``4bit`` or ``8bit`` packs the target at load, ``none`` forbids it; None decides."""
         ...

@@ -47,7 +47,7 @@ def open_mlx(
     check_options(options)
     steps = 3 if draft_dir else 2
     progress(LoadProgress("checking files", 0, steps))
-    draft_config = None if draft_dir is None else _draft_config(draft_dir)
+    draft_config = None if draft_dir is None else _draft_config(draft_dir, options.draft_window)
     model, config = load_target(target_dir, options)
     context = _context(config, options.context)
     target: Target
@@ -81,10 +81,10 @@ def open_mlx(
     return MlxBackend(target, draft, info, cache_limit=_cache_limit())
 
 
-def _draft_config(folder: Path) -> DraftConfig:
+def _draft_config(folder: Path, window: int | None) -> DraftConfig:
     """The draft's numbers, once it is known to be of a kind that this backend runs."""
     refuse_own_code(read_json(folder / "config.json"), folder)
-    config = read_draft_config(folder)
+    config = read_draft_config(folder).limited(window)
     check_draft(folder, config)
     return config
 

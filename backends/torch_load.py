@@ -65,6 +65,21 @@ class Options(Protocol):
         """4, 8 or 16 for the draft; None is as the body."""
         ...
 
+    @property
+    def draft_window(self) -> int | None:
+        """Most positions that a draft's layer sees; None is as it was trained."""
+        ...
+
+    @property
+    def kv_bits(self) -> int | None:
+        """8 keeps K/V in 8 bits; None is as they are computed."""
+        ...
+
+    @property
+    def embed_bits(self) -> int | None:
+        """8 or 16 for the rows of the input embedding; None is 8 on CUDA."""
+        ...
+
 
 def open_pair(
     target_dir: Path,
@@ -105,7 +120,7 @@ def open_pair(
     context = _context(options.context, limit)
     draft_config = None
     if draft_dir is not None:
-        draft_config = read_draft_config(draft_dir)
+        draft_config = read_draft_config(draft_dir).limited(options.draft_window)
         draft_config.check_target(
             hidden_size=shape.hidden_size,
             layers=len(shape.layers),

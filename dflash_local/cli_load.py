@@ -41,6 +41,24 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
             choices=(4, 8, 16),
             help=f"bits per weight of the {part}; default: as the target",
         )
+    group.add_argument(
+        "--draft-window",
+        type=int,
+        metavar="N",
+        help="positions that the draft sees at most, so that its memory and time stay bounded",
+    )
+    group.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=(8, 16),
+        help="bits per number of the target's K/V (torch); 8 halves them and costs time",
+    )
+    group.add_argument(
+        "--embed-bits",
+        type=int,
+        choices=(8, 16),
+        help="bits per number of the input embedding (torch); default: 8 on CUDA, 16 on the CPU",
+    )
 
 
 def block_rows(text: str) -> int | None:
@@ -71,6 +89,9 @@ def open_engine(args: argparse.Namespace) -> Engine:
         quantize=args.quantize,
         draft_bits=args.draft_bits,
         head_bits=args.head_bits,
+        draft_window=args.draft_window,
+        kv_bits=args.kv_bits,
+        embed_bits=args.embed_bits,
         progress=show,
     )
     if sys.stderr.isatty():

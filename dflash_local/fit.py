@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _ON_LOAD = {"nf4": 0.5625, "int8": 1.02, "4bit": 0.5625, "8bit": 1.0625}
 """Bytes per weight after quantisation while loading, scales included."""
 _UNKNOWN_DRAFT = 2**30
+_BEHIND_WINDOW = 768
+"""Rows that a draft's window keeps beyond what it sees: a margin for going back, and one slice."""
 _DEMO_WEIGHTS = 134_515_008
 
 
@@ -90,6 +92,8 @@ class _Target:
     limit: int
     fixed: int = 0
     """Bytes of recurrent state, whatever the context."""
+    kv_width: float | None = None
+    """Bytes per number of K/V, scales included; None is as computed."""
 
 
 def fit(
@@ -100,6 +104,8 @@ def fit(
     dtype: str | None = None,
     quantize: str | None = None,
     context: int | None = None,
+    draft_window: int | None = None,
+    kv_bits: int | None = None,
     free: Room | None = None,
 ) -> Fit:
     """What the pair in two folders needs on this machine.
@@ -111,6 +117,8 @@ def fit(
         dtype: as for ``load``.
         quantize: quantisation at load, as for ``load``.
         context: positions; None is the backend's default.
+        draft_window: as for ``load``.
+        kv_bits: as for ``load``.
         free: the room to hold it against; measured when None.
 
     Raises:
@@ -121,7 +129,9 @@ def fit(
     target = _read_target(
         target_dir, width, quantize, doubled=found.kind == "cpu" and backend == "torch"
     )
-    draft = None if draft_dir is None else read_draft_config(draft_dir)
+    if kv_bits == 8:
+        target = replace(target, kv_width=1.0 + 4.0 / target.head_dim)
+    draft = None if draft_dir is None else read_draft_config(draft_dir).limited(draft_window)
     draft_bytes = 0
     if draft_dir is not None and draft is not None:
         draft_bytes = _draft_weights(draft_dir, draft, backend, width)
@@ -164,6 +174,8 @@ def check(
     dtype: str | None = None,
     quantize: str | None = None,
     context: int | None = None,
+    draft_window: int | None = None,
+    kv_bits: int | None = None,
 ) -> Fit | None:
     """Refuse a load that cannot end well; None where it cannot be judged.
 
@@ -177,7 +189,14 @@ def check(
         return None
     try:
         result = fit(
-            target_dir, draft_dir, backend=backend, dtype=dtype, quantize=quantize, context=context
+            target_dir,
+            draft_dir,
+            backend=backend,
+            dtype=dtype,
+            quantize=quantize,
+            context=context,
+            draft_window=draft_window,
+            kv_bits=kv_bits,
         )
     except DflashError:
         return None
@@ -237,8 +256,8 @@ def _need(
     if draft is not None:
         draft_row = 2 * draft.layers * draft.kv_heads * draft.head_dim
         taps = len(draft.target_layer_ids)
-        if draft.context_window is not None and backend == "mlx":
-            rows = min(context, draft.context_window)
+        if draft.context_window is not None:
+            rows = min(context, draft.context_window + _BEHIND_WINDOW)
         rows += draft.block_size
     step = min(PREFILL_SLICE, context)
     block = draft.block_size if draft else 1
@@ -250,7 +269,7 @@ def _need(
     return Need(
         weights=target.weights + target.fixed,
         draft=draft_bytes,
-        cache=int(row * context * width),
+        cache=int(row * context * (target.kv_width or width)),
         draft_cache=int(draft_row * rows * width),
         workspace=int(masks + activations + scores),
     )

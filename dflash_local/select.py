@@ -42,9 +42,19 @@ class LoadOptions:
     """Bits per weight of the draft."""
     head_bits: int | None = None
     """Bits per weight of the target's output head."""
+    draft_window: int | None = None
+    """Most positions that a draft's layer sees; None is what it was trained with."""
+    kv_bits: int | None = None
+    """8 keeps the target's K/V in 8 bits; None and 16 as they are computed."""
+    embed_bits: int | None = None
+    """8 or 16 bits per number of the target's input embedding."""
 
     def __post_init__(self) -> None:
-        for name in ("context", "threads"):
+        for name in ("kv_bits", "embed_bits"):
+            value = getattr(self, name)
+            if value not in (None, 8, 16):
+                raise OptionError(f"{name} is {value}.", "Give 8 or 16.")
+        for name in ("context", "threads", "draft_window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} is {value}.", "Give 1 or more.")
@@ -88,6 +98,8 @@ class PairOpener:
             dtype=self.options.dtype,
             quantize=self.options.quantize,
             context=self.options.context,
+            draft_window=self.options.draft_window,
+            kv_bits=self.options.kv_bits,
         )
         backend = loader.open_pair(located.target_dir, draft_dir, self.options, progress)
         progress(LoadProgress("measuring", 0, 1))
@@ -96,7 +108,7 @@ class PairOpener:
 
 def _refuse_foreign(name: str, options: LoadOptions) -> None:
     """Options that only the other backend knows are refused, not dropped."""
-    for option in ("threads", "head_bits") if name == "mlx" else ():
+    for option in ("threads", "head_bits", "kv_bits", "embed_bits") if name == "mlx" else ():
         if getattr(options, option) is not None:
             raise OptionError(
                 f"{option} cannot be chosen on MLX.", f"Leave --{option.replace('_', '-')} out."
@@ -136,6 +148,9 @@ def load(
     quantize: str | None = None,
     draft_bits: int | None = None,
     head_bits: int | None = None,
+    draft_window: int | None = None,
+    kv_bits: int | None = None,
+    embed_bits: int | None = None,
     progress: Report = lambda step: None,
 ) -> Engine:
     """Load a pair and start its engine.
@@ -150,11 +165,25 @@ def load(
         quantize: quantisation of the target at load.
         draft_bits: quantisation of the draft at load.
         head_bits: quantisation of the target's output head at load.
+        draft_window: most positions that a draft's layer sees; bounds its memory and time.
+        kv_bits: 8 keeps the target's K/V in 8 bits (torch).
+        embed_bits: 8 or 16 bits per number of the target's input embedding (torch).
         progress: called with every step of loading, on the engine's thread.
 
     Raises:
         DflashError: what is wrong and what to do about it.
     """
-    options = LoadOptions(backend, dtype, context, threads, quantize, draft_bits, head_bits)
+    options = LoadOptions(
+        backend=backend,
+        dtype=dtype,
+        context=context,
+        threads=threads,
+        quantize=quantize,
+        draft_bits=draft_bits,
+        head_bits=head_bits,
+        draft_window=draft_window,
+        kv_bits=kv_bits,
+        embed_bits=embed_bits,
+    )
     opener = PairOpener(str(model), None if draft is None else str(draft), options)
     return Engine(partial(opener, progress))

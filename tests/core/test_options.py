@@ -108,6 +108,9 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--quantize": ("nf4", "quantize", "nf4"),
     "--draft-bits": ("4", "draft_bits", 4),
     "--head-bits": ("8", "head_bits", 8),
+    "--draft-window": ("64", "draft_window", 64),
+    "--kv-bits": ("8", "kv_bits", 8),
+    "--embed-bits": ("16", "embed_bits", 16),
 }
 PLACES: dict[str, tuple[str, str, Any]] = {
     "--model": ("other", "model", "other"),

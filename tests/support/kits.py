@@ -28,6 +28,9 @@ class Options:
     quantize: str | None = None
     draft_bits: int | None = None
     head_bits: int | None = None
+    draft_window: int | None = None
+    kv_bits: int | None = None
+    embed_bits: int | None = None
 
 
 class DraftProbe(Protocol):
