@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from .torch_attention import empty_keys
+from .torch_kv_rows import KvMaker, PlainRows
 from .torch_recurrent import RecurrentStates
 
 SLICE = 512
@@ -122,6 +122,7 @@ class SlicedCache:
         layers: the numbers of every layer.
         capacity: positions to hold.
         recurrent: the states of layers that keep no rows.
+        rows: makes the buffers of a layer.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class SlicedCache:
         dtype: torch.dtype,
         device: torch.device,
         recurrent: RecurrentStates | None = None,
+        rows: KvMaker = PlainRows,
     ) -> None:
         self.recurrent = recurrent
         self._length = 0
@@ -141,13 +143,15 @@ class SlicedCache:
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
-        # Uninitialised on purpose: pages that no row reached yet cost nothing on the CPU.
-        shapes = [
-            (1, layer.kv_heads, self._room[layer.window] if layer.stored else 0, layer.head_dim)
+        self._layers = [
+            rows(
+                (1, layer.kv_heads, self._room[layer.window] * layer.stored, layer.head_dim),
+                dtype,
+                device,
+                cleared=False,
+            )
             for layer in layers
         ]
-        self._keys = [empty_keys(shape, dtype, device) for shape in shapes]
-        self._values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self._positions = torch.arange(capacity, device=device)
         self._bands: dict[tuple[int | None, int, int], torch.Tensor] = {}
 
@@ -159,7 +163,7 @@ class SlicedCache:
     @property
     def bytes(self) -> int:
         """Size of the buffers and of recurrent states."""
-        own = sum(b.numel() * b.element_size() for b in (*self._keys, *self._values))
+        own = sum(layer.bytes for layer in self._layers)
         return own + (self.recurrent.bytes if self.recurrent else 0)
 
     def bucket_for(self, rows: int) -> None:
@@ -172,12 +176,9 @@ class SlicedCache:
             if window is None or self._length + rows - base <= self._room[window]:
                 continue
             first = self._length - (window - 1) - REACH
-            kept = self._length - first
             for index, own in enumerate(self.windows):
                 if own == window:
-                    for buffer in (self._keys[index], self._values[index]):
-                        held = buffer[:, :, first - base : self._length - base]
-                        buffer[:, :, :kept] = held.clone()
+                    self._layers[index].move(first - base, self._length - base)
             self._base[window] = first
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
@@ -203,10 +204,9 @@ class SlicedCache:
         start = self._length - base
         end = start + self._rows
         first = self._length - self._past(window) - base
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
-        return keys[:, :, first:end], values[:, :, first:end]
+        layer = self._layers[layer_idx]
+        layer.write(slice(start, end), key_states, value_states)
+        return layer.read(slice(first, end))
 
     def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
         """None for one row; else the right end of a band, made once for each number of rows."""

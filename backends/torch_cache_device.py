@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .torch_cache import LayerRows
+from .torch_kv_rows import KvMaker, PlainRows
 
 FIRST_BUCKET = 512
 
@@ -32,6 +33,7 @@ class DeviceCache:
     Args:
         layers: the numbers of every layer.
         capacity: positions to hold.
+        rows: makes the buffers of a layer.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class DeviceCache:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        rows: KvMaker = PlainRows,
     ) -> None:
         self.bucket = 0
         """Rows of K/V that the forward begun reads."""
@@ -52,15 +55,10 @@ class DeviceCache:
         self._positions = self._places[:0]
         self.windows = tuple(layer.window for layer in layers)
         # Zeros, as masked rows are still multiplied and must not be NaN.
-        self._keys, self._values = (
-            [
-                torch.zeros(
-                    (1, layer.kv_heads, capacity, layer.head_dim), dtype=dtype, device=device
-                )
-                for layer in layers
-            ]
-            for _ in range(2)
-        )
+        self._layers = [
+            rows((1, layer.kv_heads, capacity, layer.head_dim), dtype, device, cleared=True)
+            for layer in layers
+        ]
 
     @property
     def length(self) -> int:
@@ -70,7 +68,7 @@ class DeviceCache:
     @property
     def bytes(self) -> int:
         """Size of the buffers."""
-        return sum(b.numel() * b.element_size() for b in (*self._keys, *self._values))
+        return sum(layer.bytes for layer in self._layers)
 
     def bucket_for(self, rows: int) -> int:
         """The bucket that ``rows`` rows behind the length fall into."""
@@ -107,10 +105,9 @@ class DeviceCache:
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the rows by index; what comes back is the bucket."""
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys.index_copy_(2, self._positions, key_states)
-        values.index_copy_(2, self._positions, value_states)
-        return keys[:, :, : self.bucket], values[:, :, : self.bucket]
+        layer = self._layers[layer_idx]
+        layer.write(self._positions, key_states, value_states)
+        return layer.read(slice(0, self.bucket))
 
     def advance(self, rows: int) -> None:
         """Make rows count, on both sides."""

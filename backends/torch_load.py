@@ -22,6 +22,7 @@ from .torch_backend import TorchBackend
 from .torch_config import stop_ids, target_config, target_shape
 from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
+from .torch_kv_rows import kv_maker
 from .torch_lean import LeanTarget
 from .torch_open_target import open_target
 from .torch_quant import Quantiser, scheme_of_bits
@@ -140,6 +141,7 @@ def open_pair(
             device,
             body=body,
             head=head,
+            rows=kv_maker(options.kv_bits),
             graphs=fixed,
         )
         draft = None
@@ -163,7 +165,7 @@ def open_pair(
         context=context,
         stop_ids=stop_ids(target_dir, config),
         versions=_versions(quantiser),
-        kernels=_kernels(device, target, quantiser),
+        kernels=_kernels(device, target, quantiser, options),
     )
     backend = TorchBackend(info, target, draft, runner)
     if runner is not None:
@@ -225,13 +227,17 @@ def _scheme(device: torch.device) -> str:
     return "nf4" if device.type == "cuda" and find_spec("bitsandbytes") else "none"
 
 
-def _kernels(device: torch.device, target: Target, quantiser: Quantiser) -> tuple[str, ...]:
+def _kernels(
+    device: torch.device, target: Target, quantiser: Quantiser, options: Options
+) -> tuple[str, ...]:
     """How it runs, in words."""
     words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
     words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")
     if quantiser.quantised_weights:
         each = quantiser.quantised_bytes / quantiser.quantised_weights
         words.append(f"{each:.2f} bytes per quantised weight")
+    if options.kv_bits == 8:
+        words.append("K/V in 8 bits")
     return (*words, *(f"not quantised: {name}" for name in quantiser.refused))
 
 

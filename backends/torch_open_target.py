@@ -12,6 +12,7 @@ from .torch_cache_device import DeviceCache
 from .torch_families import lean_family
 from .torch_hf import TransformersTarget
 from .torch_hf_load import load_model
+from .torch_kv_rows import KvMaker, PlainRows
 from .torch_lean_load import load_lean
 from .torch_linear import LinearMaker, dense
 from .torch_recurrent import RecurrentStates
@@ -30,12 +31,13 @@ def open_target(
     *,
     body: LinearMaker = dense,
     head: LinearMaker = dense,
+    rows: KvMaker = PlainRows,
     graphs: bool = False,
 ) -> Target:
     """The target in ``folder`` with caches for ``context`` positions.
 
-    ``body`` and ``head`` store the products. ``graphs`` asks for
-    caches whose forwards can be captured; they cost more on the CPU.
+    ``body`` and ``head`` store the products, ``rows`` the K/V. ``graphs`` asks for caches whose
+    forwards can be captured; they cost more on the CPU.
 
     Raises:
         WeightsError: tensors are missing or damaged.
@@ -44,14 +46,16 @@ def open_target(
     if family is None:
         hybrid = any(layer.kind == "linear_attention" for layer in shape.layers)
         states = RecurrentStates() if hybrid else None
-        views = SlicedCache(shape.layers, context, dtype=dtype, device=device, recurrent=states)
+        views = SlicedCache(
+            shape.layers, context, dtype=dtype, device=device, recurrent=states, rows=rows
+        )
         model = load_model(folder, config, dtype, device, body, head)
         return TransformersTarget(model, shape, taps, views, context)
     cache: SlicedCache | DeviceCache
     if graphs:
-        cache = DeviceCache(shape.layers, context, dtype=dtype, device=device)
+        cache = DeviceCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
     else:
-        cache = SlicedCache(shape.layers, context, dtype=dtype, device=device)
+        cache = SlicedCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
     reader = TensorReader(folder, dtype, device)
     return load_lean(
         reader, config, family, shape, taps, cache, capacity=context, body=body, head=head
