@@ -20,6 +20,7 @@ from time import perf_counter
 import torch
 
 from .torch_cache_device import DeviceCache
+from .torch_embedding import Int8Embedding
 from .torch_graphs import Graphs
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
 from .torch_quant import Quantiser
@@ -143,7 +144,7 @@ def build(
         )
         for i in range(size.layers)
     ]
-    embedding = random(size.vocab, size.hidden)
+    embedding = Int8Embedding(random(size.vocab, size.hidden))
     head = make("head", random(size.vocab, size.hidden))
     weights = LeanWeights(embedding, layers, ones, head, tied=False, eps=1e-6)
     numbers = LayerShape("full_attention", None, size.heads, size.kv_heads, size.head_dim)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from .torch_attention import folded_attention
 from .torch_cache import TargetCache
+from .torch_embedding import Embedding
 from .torch_linear import Linear, tensor_bytes
 from .torch_rope import RopeTable, rotate
 from .torch_target import TargetShape
@@ -40,7 +41,7 @@ class LeanLayer:
 class LeanWeights:
     """Weights of a whole target."""
 
-    embedding: torch.Tensor
+    embedding: Embedding
     layers: Sequence[LeanLayer]
     norm: torch.Tensor
     head: Linear
@@ -71,7 +72,7 @@ class LeanTarget:
     ) -> None:
         self.shape = shape
         self.cache = cache
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self._weights = weights
         self._taps = taps
         self._rope = rope
@@ -84,7 +85,7 @@ class LeanTarget:
         cos, sin = cache.take(self._rope.cos), cache.take(self._rope.sin)
         masks = {key: cache.mask(*key) for key in {(s.window, s.groups) for s in self.shape.layers}}
         width = (self.shape.hidden_size,)
-        states = F.embedding(ids, weights.embedding)
+        states = weights.embedding(ids)
         for index, layer in enumerate(weights.layers):
             numbers = self.shape.layers[index]
             normed = F.rms_norm(states, width, layer.input_norm, eps)
@@ -135,13 +136,13 @@ class LeanTarget:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The input embedding, ``[rows, hidden]``."""
-        return F.embedding(ids, self._weights.embedding)
+        return self._weights.embedding(ids)
 
     def bytes(self) -> int:
         """Size of the weights."""
         weights = self._weights
         head = 0 if weights.tied else weights.head.bytes
-        own = tensor_bytes(weights.embedding, weights.norm) + head
+        own = weights.embedding.bytes + tensor_bytes(weights.norm) + head
         return own + sum(layer.bytes for layer in weights.layers)
 
     def close(self) -> None:

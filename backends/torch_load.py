@@ -16,7 +16,7 @@ from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
 from dflash_local.errors import EngineError, OptionError
 from dflash_local.events import LoadProgress
-from dflash_local.weights import check_draft
+from dflash_local.weights import check_draft, read_json
 
 from .torch_backend import TorchBackend
 from .torch_config import stop_ids, target_config, target_shape
@@ -24,7 +24,9 @@ from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
 from .torch_kv_rows import kv_maker
 from .torch_lean import LeanTarget
+from .torch_linear import dense
 from .torch_open_target import open_target
+from .torch_prequant import is_prequantised
 from .torch_quant import Quantiser, scheme_of_bits
 from .torch_target import Target
 
@@ -107,8 +109,13 @@ def open_pair(
     fixed = device.type == "cuda" if graphs is None else graphs
     runner = Graphs(device, capture=device.type == "cuda") if fixed else None
     quantiser = Quantiser()
-    scheme = options.quantize or _scheme(device)
-    body = quantiser.maker(scheme)
+    raw = read_json(target_dir / "config.json")
+    stored = is_prequantised(raw, target_dir)
+    if stored and options.quantize not in (None, "nf4"):
+        raise OptionError(f"{target_dir.name} is stored in nf4 already.", "Leave --quantize out.")
+    scheme = "nf4" if stored else options.quantize or _scheme(device)
+    # What a 4-bit checkpoint left as it is, was left on purpose.
+    body = dense if stored else quantiser.maker(scheme)
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
     if device.type == "cpu":
@@ -142,6 +149,8 @@ def open_pair(
             body=body,
             head=head,
             rows=kv_maker(options.kv_bits),
+            packed=quantiser.packed if stored else None,
+            embed_bits=options.embed_bits,
             graphs=fixed,
         )
         draft = None

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from dflash_local.errors import BackendUnavailable, OptionError
+
 from .torch_cache import SlicedCache
 from .torch_cache_device import DeviceCache
 from .torch_families import lean_family
 from .torch_hf import TransformersTarget
 from .torch_hf_load import load_model
 from .torch_kv_rows import KvMaker, PlainRows
-from .torch_lean_load import load_lean
+from .torch_lean_load import PackedMaker, load_lean
 from .torch_linear import LinearMaker, dense
 from .torch_recurrent import RecurrentStates
 from .torch_target import Target, TargetShape
@@ -32,18 +34,33 @@ def open_target(
     body: LinearMaker = dense,
     head: LinearMaker = dense,
     rows: KvMaker = PlainRows,
+    packed: PackedMaker | None = None,
+    embed_bits: int | None = None,
     graphs: bool = False,
 ) -> Target:
     """The target in ``folder`` with caches for ``context`` positions.
 
-    ``body`` and ``head`` store the products, ``rows`` the K/V. ``graphs`` asks for caches whose
-    forwards can be captured; they cost more on the CPU.
+    ``body`` and ``head`` store the products, ``packed`` those that the files hold in four bits,
+    ``rows`` the K/V, ``embed_bits`` the rows of the embedding; None is 8 on CUDA. ``graphs`` asks
+    for caches whose forwards can be captured; they cost more on the CPU.
 
     Raises:
         WeightsError: tensors are missing or damaged.
+        OptionError: the family's forward cannot honour a choice.
+        BackendUnavailable: packed weights of a family that has no forward of our own.
     """
     family = lean_family(config)
     if family is None:
+        if packed is not None:
+            raise BackendUnavailable(
+                f"4-bit checkpoints of {config.model_type} models are not read.",
+                "Choose the 16-bit repository, which is quantised while loading.",
+            )
+        if embed_bits == 8:
+            raise OptionError(
+                f"The embedding of {config.model_type} models stays in 16 bits.",
+                "Leave --embed-bits out.",
+            )
         hybrid = any(layer.kind == "linear_attention" for layer in shape.layers)
         states = RecurrentStates() if hybrid else None
         views = SlicedCache(
@@ -56,7 +73,18 @@ def open_target(
         cache = DeviceCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
     else:
         cache = SlicedCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
-    reader = TensorReader(folder, dtype, device)
+    if embed_bits is None:
+        embed_bits = 8 if device.type == "cuda" else 16
     return load_lean(
-        reader, config, family, shape, taps, cache, capacity=context, body=body, head=head
+        TensorReader(folder, dtype, device),
+        config,
+        family,
+        shape,
+        taps,
+        cache,
+        capacity=context,
+        body=body,
+        head=head,
+        packed=packed,
+        embed_bits=embed_bits,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -12,9 +13,7 @@ import torch
 from dflash_local.errors import BackendUnavailable, OptionError
 
 from .torch_linear import DenseLinear, Linear, LinearMaker, dense, tensor_bytes
-
-BLOCK = 64
-"""Weights that share a scale."""
+from .torch_prequant import BLOCK, PackedWeight
 
 SCHEMES = ("nf4", "int8", "none")
 
@@ -29,7 +28,9 @@ class Nf4Linear:
     as the product itself takes for a few rows.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None
+    ) -> None:
         import bitsandbytes as bnb
 
         rows, columns = weight.shape
@@ -42,11 +43,18 @@ class Nf4Linear:
             quant_type="nf4",
             device="meta",
         )
+        stored: dict[str, Any] = {"data": weight}
+        if isinstance(weight, PackedWeight):
+            stored = {"data": weight.packed, "quant_state": weight.state, "bnb_quantized": True}
         module.weight = bnb.nn.Params4bit(
-            weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=module
+            **stored,
+            requires_grad=False,
+            compress_statistics=False,
+            quant_type="nf4",
+            module=module,
         )
-        module = module.to(weight.device).eval()
-        if weight.device.type == "cpu":
+        module = module.to(module.weight.device).eval()
+        if module.weight.device.type == "cpu":
             # Its first forward brings the weight into the layout of the fused CPU kernel.
             with torch.inference_mode():
                 module(torch.zeros(1, columns, dtype=torch.bfloat16))
@@ -162,26 +170,38 @@ class Quantiser:
         _bitsandbytes_operators()
 
         def make(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-            reason = refusal(scheme, weight)
+            reason = refusal(scheme, tuple(weight.shape), weight.device)
             if reason is not None:
                 self.refused.append(f"{name}: {reason}")
                 return DenseLinear(weight, bias)
             made: Linear = (Nf4Linear if scheme == "nf4" else Int8Linear)(weight, bias)
-            self.quantised_weights += weight.numel()
-            self.quantised_bytes += made.bytes - tensor_bytes(bias)
-            return made
+            return self._counted(made, weight.numel(), bias)
 
         return make
 
+    def packed(self, name: str, weight: PackedWeight, bias: torch.Tensor | None = None) -> Linear:
+        """The product of a weight that is in NF4 already."""
+        reason = refusal("nf4", weight.shape, weight.packed.device)
+        if reason is not None:
+            self.refused.append(f"{name}: {reason}")
+            dtype = torch.bfloat16 if bias is None else bias.dtype
+            return DenseLinear(weight.dense(dtype), bias)
+        return self._counted(Nf4Linear(weight, bias), math.prod(weight.shape), bias)
 
-def refusal(scheme: str, weight: torch.Tensor) -> str | None:
+    def _counted(self, made: Linear, weights: int, bias: torch.Tensor | None) -> Linear:
+        self.quantised_weights += weights
+        self.quantised_bytes += made.bytes - tensor_bytes(bias)
+        return made
+
+
+def refusal(scheme: str, shape: tuple[int, ...], device: torch.device) -> str | None:
     """Why a scheme's kernels do not take a weight ``[outputs, columns]``; None where they do."""
-    rows, columns = weight.shape
+    rows, columns = shape
     if scheme != "nf4":
         return None
     if columns % BLOCK:
         return f"{columns} columns are no multiple of {BLOCK}"
-    if weight.device.type == "cpu" and rows % 32:
+    if device.type == "cpu" and rows % 32:
         return f"{rows} outputs are no multiple of 32"
     return None
 

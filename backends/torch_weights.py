@@ -59,3 +59,14 @@ class TensorReader(Mapping[str, torch.Tensor]):
                 "Pull the model again.",
             )
         return tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.long)
+
+    def raw(self, name: str) -> torch.Tensor:
+        """One tensor in the type that the file holds.
+
+        Raises:
+            WeightsError: it is missing.
+        """
+        if name not in self._places:
+            raise WeightsError(f"{self._folder} lacks {name}.", "Pull the model again.")
+        tensor: torch.Tensor = self._places[name].get_tensor(name)
+        return tensor.to(self._device)

@@ -65,7 +65,7 @@ def test_shapes_that_the_kernels_refuse_stay_as_they_are() -> None:
         "narrow: 48 columns are no multiple of 64",
         "odd: 48 outputs are no multiple of 32",
     ]
-    assert refusal("int8", torch.randn(48, 48)) is None
+    assert refusal("int8", (48, 48), torch.device("cpu")) is None
 
 
 def test_an_unknown_scheme_is_an_option_error() -> None:

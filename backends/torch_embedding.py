@@ -1,0 +1,64 @@
+"""The rows of an input embedding, as they are or in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from .torch_linear import tensor_bytes
+
+_AT_ONCE = 4096
+"""Rows that are rounded at a time, so that no second matrix is there in fp32."""
+
+
+class Embedding(Protocol):
+    """Rows ``[n, hidden]`` for ids ``[n]``."""
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the matrix."""
+        ...
+
+
+class DenseEmbedding:
+    """A matrix as it is."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows."""
+        return F.embedding(ids, self.weight)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the matrix."""
+        return tensor_bytes(self.weight)
+
+
+class Int8Embedding:
+    """Eight bits per number and a scale per row."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        largest = weight.abs().amax(dim=-1, keepdim=True).float().clamp_(min=1e-6)
+        self._scales = (largest / 127.0).to(weight.dtype)
+        self._steps = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+        for start in range(0, weight.shape[0], _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            steps = (weight[rows].float() / self._scales[rows].float()).round_()
+            self._steps[rows] = steps.clamp_(-127, 127).to(torch.int8)
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows, spelled out."""
+        return self._steps[ids] * self._scales[ids]
+
+    @property
+    def bytes(self) -> int:
+        """Numbers and scales."""
+        return tensor_bytes(self._steps, self._scales)
