@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from time import perf_counter
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -16,15 +18,30 @@ from .torch_accept import Chooser, GreedyChooser, chooser
 from .torch_cache import SLICE
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs
+from .torch_memory import memory_errors
 from .torch_penalties import TorchPenalties
 from .torch_probs import Drafted
 from .torch_round import DeviceRound
 from .torch_target import Target
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _PENDING_ROWS = 256
 """Rows of features kept unprojected while nothing is drafted."""
 
-_inference = torch.inference_mode()
+_Method = Callable[Concatenate["TorchBackend", _P], _T]
+
+
+def _on_device(method: _Method[_P, _T]) -> _Method[_P, _T]:
+    """A step without gradients, whose lack of memory is told with what to try."""
+
+    @wraps(method)
+    def step(self: TorchBackend, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with torch.inference_mode(), memory_errors("Out of memory in mid-answer.", self.device):
+            return method(self, *args, **kwargs)
+
+    return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,7 @@ class TorchBackend:
         draft: TorchDraft | None,
         graphs: Graphs | None = None,
     ) -> None:
+        self.device = target.device
         self._info = info
         self._target = target
         self._draft = draft
@@ -75,7 +93,7 @@ class TorchBackend:
         """The ids of the block between verify and commit."""
         self._features: torch.Tensor | None = None
         """Its tapped states."""
-        self._sync = target.device.type == "cpu"
+        self._sync = self.device.type == "cpu"
 
     @property
     def info(self) -> BackendInfo:
@@ -97,10 +115,10 @@ class TorchBackend:
 
     def configure(self, sampling: SamplingParams) -> None:
         """Set how tokens are chosen, and reseed."""
-        self._chooser = chooser(sampling, self._target.device)
+        self._chooser = chooser(sampling, self.device)
         self._history.configure(sampling)
 
-    @_inference
+    @_on_device
     def rewind(self, position: int) -> int:
         """Go back to at most ``position``, target and draft together."""
         self._last, self._open = None, ()
@@ -117,7 +135,7 @@ class TorchBackend:
         self._history.rewind(reached)
         return reached
 
-    @_inference
+    @_on_device
     def extend(self, tokens: Sequence[int]) -> None:
         """One slice of a prefill; its features go to the draft at once."""
         self._target.cache.mark()
@@ -129,18 +147,18 @@ class TorchBackend:
             self._last = states[-1:]
         self._history.extend(tokens)
 
-    @_inference
+    @_on_device
     def sample(self) -> int:
         """A token from the last position's logits."""
         return int(self._chooser.pick(self._history.adjust(self._last_logits())).item())
 
-    @_inference
+    @_on_device
     def margin(self) -> float:
         """Top-1 minus top-2 logit at the last position."""
         best = self._last_logits().float().topk(2, dim=-1).values[0]
         return float((best[0] - best[1]).item())
 
-    @_inference
+    @_on_device
     def propose(self, pending: int, count: int) -> TorchProposal:
         """Draft ``count`` ids after ``pending``."""
         anchor = self._ids((pending,))
@@ -152,7 +170,7 @@ class TorchBackend:
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
         return TorchProposal(block, drafted, draft_ms)
 
-    @_inference
+    @_on_device
     def verify(self, proposal: Proposal) -> Verdict:
         """Run the target over the block; its one host read decides the round."""
         assert isinstance(proposal, TorchProposal)
@@ -170,7 +188,7 @@ class TorchBackend:
             verify_ms=1000.0 * (perf_counter() - begun) if self._sync else None,
         )
 
-    @_inference
+    @_on_device
     def commit(self, keep: int) -> None:
         """Keep the first ``keep`` rows of the open block."""
         assert 1 <= keep <= len(self._open), f"keep {keep} of {len(self._open)} open rows"
@@ -186,9 +204,9 @@ class TorchBackend:
         draft_weights = self._draft.bytes if self._draft else 0
         cache = self._target.cache.bytes + (self._draft.context.bytes if self._draft else 0)
         peak = total = 0
-        if self._target.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._target.device)
-            total = torch.cuda.get_device_properties(self._target.device).total_memory
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            total = torch.cuda.get_device_properties(self.device).total_memory
         return MemoryFigures(self._target.bytes(), draft_weights, cache, peak, total)
 
     def close(self) -> None:
@@ -199,11 +217,11 @@ class TorchBackend:
         self._target.close()
         self._draft = None
         del self._round
-        if self._target.device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=self._target.device)
+        return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
     def _last_logits(self) -> torch.Tensor:
         assert self._last is not None, "no logits: extend first"

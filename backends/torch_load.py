@@ -14,17 +14,19 @@ import transformers
 
 from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
-from dflash_local.errors import EngineError, OptionError
+from dflash_local.errors import OptionError
 from dflash_local.events import LoadProgress
 from dflash_local.weights import check_draft, read_json
 
 from .torch_backend import TorchBackend
 from .torch_config import stop_ids, target_config, target_shape
+from .torch_draft import TorchDraft
 from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
 from .torch_kv_rows import kv_maker
 from .torch_lean import LeanTarget
 from .torch_linear import dense
+from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
 from .torch_prequant import is_prequantised
 from .torch_quant import Quantiser, scheme_of_bits
@@ -135,9 +137,22 @@ def open_pair(
             embedding_rows=shape.embedding_rows,
         )
         check_draft(draft_dir, draft_config)
-    progress(LoadProgress("loading the target", 1, steps))
+    if device.type == "cuda":
+        require_room(
+            target_dir,
+            draft_dir,
+            device,
+            dtype=_name(dtype),
+            quantize=scheme,
+            context=context,
+            draft_window=options.draft_window,
+            kv_bits=options.kv_bits,
+        )
+        fail_loudly(device)
     taps = draft_config.target_layer_ids if draft_config else ()
-    try:
+
+    def load() -> tuple[Target, TorchDraft | None]:
+        progress(LoadProgress("loading the target", 1, steps))
         target = open_target(
             target_dir,
             config,
@@ -153,21 +168,19 @@ def open_pair(
             embed_bits=options.embed_bits,
             graphs=fixed,
         )
-        draft = None
-        if draft_dir is not None and draft_config is not None:
-            progress(LoadProgress("loading the draft", 2, steps))
-            draft = load_draft(draft_dir, draft_config, target, context, drafting, graphs=fixed)
-    except torch.OutOfMemoryError as error:
-        raise EngineError(
-            f"{target_dir.name} does not fit into the memory of {device}.",
-            "Give a smaller --context, --quantize nf4, or a smaller model.",
-        ) from error
+        if draft_dir is None or draft_config is None:
+            return target, None
+        progress(LoadProgress("loading the draft", 2, steps))
+        return target, load_draft(draft_dir, draft_config, target, context, drafting, graphs=fixed)
+
+    with memory_errors(f"{target_dir.name} does not fit into the memory of {device}.", device):
+        target, draft = load()
     info = BackendInfo(
         backend="torch",
         target=target_dir.name,
         draft=draft_dir.name if draft_dir else None,
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        dtype={v: k for k, v in _DTYPES.items()}[dtype],
+        dtype=_name(dtype),
         quantization=scheme,
         vocab_size=shape.vocab_size,
         block_size=draft_config.block_size if draft_config else 1,
@@ -212,6 +225,10 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if native_bf16() else torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def _threads() -> int:

@@ -176,6 +176,7 @@ def check(
     context: int | None = None,
     draft_window: int | None = None,
     kv_bits: int | None = None,
+    free: Room | None = None,
 ) -> Fit | None:
     """Refuse a load that cannot end well; None where it cannot be judged.
 
@@ -197,6 +198,7 @@ def check(
             context=context,
             draft_window=draft_window,
             kv_bits=kv_bits,
+            free=free,
         )
     except DflashError:
         return None
