@@ -2,7 +2,8 @@
 # make test    set up, run the whole suite            (ARGS="-k loop" narrows it)
 # make lint    ruff, mypy --strict, import-linter
 # make bench   plain against speculative on the demo pair
-# make bench-gpu  the forwards alone, random weights, on a card (reduced without one)
+# make bench-gpu  forwards and rounds, random weights, on a card (reduced without one)
+#                 ARGS="--pair demo": a pair in fp32, bf16 and NF4 side by side
 # make clean   remove .venv and everything that was built
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; MODEL=name another pair.

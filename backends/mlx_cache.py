@@ -44,10 +44,11 @@ class LayerCache(Protocol):
 
 
 class FullCache:
-    """K/V of every position."""
+    """K/V of every position; ``packs`` keeps them in 8 bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, packs: bool = False) -> None:
         self.offset = 0
+        self._packs = packs
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
 
@@ -59,12 +60,15 @@ class FullCache:
 
     def peek(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The same without counting the rows in: the next ones will overwrite them."""
-        end = self.offset + keys.shape[2]
+        end, dtype = self.offset + keys.shape[2], keys.dtype
+        if self._packs:
+            keys, values = packed(keys), packed(values)
         self._keys = _grown(self._keys, keys, self.offset, end)
         self._values = _grown(self._values, values, self.offset, end)
         self._keys[..., self.offset : end, :] = keys
         self._values[..., self.offset : end, :] = values
-        return self._keys[..., :end, :], self._values[..., :end, :]
+        seen = self._keys[..., :end, :], self._values[..., :end, :]
+        return (unpacked(seen[0], dtype), unpacked(seen[1], dtype)) if self._packs else seen
 
     def mask(self, rows: int) -> mx.array | str | None:
         """What ``rows`` causal queries behind the cache see."""
@@ -93,8 +97,9 @@ class FullCache:
 class WindowCache:
     """K/V of the last positions: a query sees itself and ``window - 1`` rows before it."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, *, packs: bool = False) -> None:
         self.window = window
+        self._packs = packs
         self.offset = 0
         self.first = 0
         self._keys: mx.array | None = None
@@ -113,7 +118,9 @@ class WindowCache:
 
     def peek(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The same without counting the rows in: the next ones will overwrite them."""
-        rows = keys.shape[2]
+        rows, dtype = keys.shape[2], keys.dtype
+        if self._packs:
+            keys, values = packed(keys), packed(values)
         kept_keys, kept_values = self._keys, self._values
         if (
             kept_keys is None
@@ -125,7 +132,8 @@ class WindowCache:
         low, end = start - self.visible, start + rows
         kept_keys[..., start:end, :] = keys
         kept_values[..., start:end, :] = values
-        return kept_keys[..., low:end, :], kept_values[..., low:end, :]
+        seen = kept_keys[..., low:end, :], kept_values[..., low:end, :]
+        return (unpacked(seen[0], dtype), unpacked(seen[1], dtype)) if self._packs else seen
 
     def mask(self, rows: int) -> mx.array | str | None:
         """What ``rows`` causal queries behind the cache see of the rows returned to them."""
@@ -182,6 +190,24 @@ class WindowCache:
         self._values = _moved(self._values, values, start - held, start, capacity)
         self.first = self.offset - held
         return self._keys, self._values
+
+
+_SCALE_BYTES = 4
+
+
+def packed(rows: mx.array) -> mx.array:
+    """Rows ``[..., dim]`` as bytes ``[..., dim + 4]``: 8 bits a number, and a scale in fp32."""
+    exact = rows.astype(mx.float32)
+    scale = mx.maximum(mx.abs(exact).max(axis=-1, keepdims=True), 1e-6) / 127.0
+    steps = mx.clip(mx.round(exact / scale), -127.0, 127.0).astype(mx.int8)
+    return mx.concatenate([steps.view(mx.uint8), scale.view(mx.uint8)], axis=-1)
+
+
+def unpacked(rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """What ``packed`` kept, as numbers."""
+    dim = rows.shape[-1] - _SCALE_BYTES
+    steps, scale = rows[..., :dim].view(mx.int8), rows[..., dim:].view(mx.float32)
+    return (steps.astype(mx.float32) * scale).astype(dtype)
 
 
 def _rounded(rows: int) -> int:

@@ -45,9 +45,16 @@ class LayeredTarget:
         model: a language model of mlx-lm, evaluated.
         config: its ``config.json``.
         taps: layers whose output is kept, in the order of concatenation.
+        kv_bits: 8 keeps K/V in 8 bits.
     """
 
-    def __init__(self, model: Any, config: Mapping[str, Any], taps: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: Mapping[str, Any],
+        taps: Sequence[int] = (),
+        kv_bits: int | None = None,
+    ) -> None:
         self.model_type = str(config.get("model_type"))
         assert known(config), self.model_type
         text = model.language_model if "language_model" in model else model
@@ -55,6 +62,7 @@ class LayeredTarget:
         self._text, self._trunk = text, text.model
         self._layers = list(text.model.layers)
         self._taps = tuple(taps)
+        self._packs = kv_bits == 8
         self._model = model
         self._softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self._windows = _windows(model, self._layers, text_config, self.model_type)
@@ -147,9 +155,9 @@ class LayeredTarget:
             if window == _DELTA:
                 caches.append(DeltaCache())
             elif window is None:
-                caches.append(FullCache())
+                caches.append(FullCache(packs=self._packs))
             else:
-                caches.append(WindowCache(window))
+                caches.append(WindowCache(window, packs=self._packs))
         return caches
 
 

@@ -41,6 +41,11 @@ class LoadOptions(Protocol):
         ...
 
     @property
+    def kv_bits(self) -> int | None:
+        """8 keeps the target's K/V in 8 bits; None is as they are computed."""
+        ...
+
+    @property
     def quantize(self) -> str | None:
         """``4bit`` or ``8bit`` packs the target at load, ``none`` forbids it; None decides."""
         ...

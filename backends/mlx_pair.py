@@ -53,14 +53,14 @@ def open_mlx(
     target: Target
     draft: MlxDraft | None = None
     if draft_dir is not None and draft_config is not None:
-        layered = _tapped(model, config, draft_config)
+        layered = _tapped(model, config, draft_config, options.kv_bits)
         progress(LoadProgress("loading the target", 1, steps))
         wait(model.parameters())
         progress(LoadProgress("loading the draft", 2, steps))
         draft = _draft(draft_dir, draft_config, layered, options.draft_bits)
         target = layered
     else:
-        target = LayeredTarget(model, config) if known(config) else PlainTarget(model, config)
+        target = _untapped(model, config, options.kv_bits)
         progress(LoadProgress("loading the target", 1, steps))
         wait(model.parameters())
     progress(LoadProgress("ready", steps, steps))
@@ -76,7 +76,7 @@ def open_mlx(
         context=context,
         stop_ids=_stop_ids(target_dir, config),
         versions=(("mlx", version("mlx")), ("mlx-lm", version("mlx-lm"))),
-        kernels=_kernels(target, draft, options.draft_bits),
+        kernels=_kernels(target, draft, options),
     )
     return MlxBackend(target, draft, info, cache_limit=_cache_limit())
 
@@ -89,7 +89,21 @@ def _draft_config(folder: Path, window: int | None) -> DraftConfig:
     return config
 
 
-def _tapped(model: Any, config: Mapping[str, Any], draft: DraftConfig) -> LayeredTarget:
+def _untapped(model: Any, config: Mapping[str, Any], kv_bits: int | None) -> Target:
+    """The target alone."""
+    if known(config):
+        return LayeredTarget(model, config, kv_bits=kv_bits)
+    if kv_bits == 8:
+        raise OptionError(
+            f"K/V of {config.get('model_type')} models stay as they are on MLX.",
+            "Leave --kv-bits out.",
+        )
+    return PlainTarget(model, config)
+
+
+def _tapped(
+    model: Any, config: Mapping[str, Any], draft: DraftConfig, kv_bits: int | None
+) -> LayeredTarget:
     """The target with the draft's taps, if both fit each other."""
     if not known(config):
         kinds = unrevocable_kinds(model)
@@ -99,7 +113,7 @@ def _tapped(model: Any, config: Mapping[str, Any], draft: DraftConfig) -> Layere
             "draft on MLX.",
             "Load it without a draft: plain decoding works.",
         )
-    target = LayeredTarget(model, config, draft.target_layer_ids)
+    target = LayeredTarget(model, config, draft.target_layer_ids, kv_bits)
     draft.check_target(
         hidden_size=target.hidden_size,
         layers=target.depth,
@@ -153,12 +167,16 @@ def _device() -> str:
     return str(info.get("device_name") or info.get("architecture") or mx.default_device())
 
 
-def _kernels(target: Target, draft: MlxDraft | None, bits: int | None) -> tuple[str, ...]:
+def _kernels(target: Target, draft: MlxDraft | None, options: LoadOptions) -> tuple[str, ...]:
     kernels = ["metal" if mx.metal.is_available() else "cpu"]
     if not isinstance(target, LayeredTarget):
         kernels.append("whole-model forward, plain decoding only")
-    if draft is not None and bits is not None:
-        kernels.append(f"draft packed to {bits} bits, {_name(draft.dtype)} activations")
+    if options.kv_bits == 8:
+        kernels.append("K/V in 8 bits")
+    if draft is not None and options.draft_bits is not None:
+        kernels.append(
+            f"draft packed to {options.draft_bits} bits, {_name(draft.dtype)} activations"
+        )
     return tuple(kernels)
 
 

@@ -1,8 +1,9 @@
 """A bench of the forwards alone, on random weights in the shapes of a published target.
 
 ``python -m dflash_local.backends.torch_bench`` needs no download: it builds the target product by
-product, as loading does, and reports T(M) by graph and kernel by kernel, rounds per second with a
-draft's worth of rows, and memory against the formula. On the CPU it runs a reduced size.
+product, as loading does, with a draft, and reports T(M) by graph and kernel by kernel, plain and
+speculative rounds per second, and memory against the formula. On the CPU it runs a reduced size.
+``--pair NAME`` measures a pair that is here instead, in fp32, bf16 and NF4 side by side.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,34 +20,19 @@ from time import perf_counter
 
 import torch
 
-from .torch_cache_device import DeviceCache
-from .torch_embedding import Int8Embedding
+from . import torch_bench_pair
+from .torch_backend import TorchBackend
 from .torch_graphs import Graphs
-from .torch_lean import LeanLayer, LeanTarget, LeanWeights
+from .torch_lean import LeanTarget
 from .torch_quant import Quantiser
-from .torch_rope import RopeTable
-from .torch_target import LayerShape, Target, TargetShape
+from .torch_random_pair import SIZES, Size, random_backend, random_draft, random_target
 
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The numbers of a target to build."""
-
-    layers: int
-    hidden: int
-    middle: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-
-SIZES = {
-    "8b": Size(36, 4096, 12288, 32, 8, 128, 151_936),
-    "4b": Size(36, 2560, 9728, 32, 8, 128, 151_936),
-    "tiny": Size(4, 256, 512, 8, 2, 32, 2048),
-}
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
+BLOCKS = (1, 4, 8, 16)
+"""Rows of the whole rounds; 1 is a plain step."""
+KEPT = 4
+"""Rows that a drafting round keeps, which is what a good draft reaches."""
+WARM = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +44,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("build/bench-gpu"), metavar="NAME")
+    parser.add_argument("--pair", metavar="NAME", help="a pair of dflash-local list instead")
+    parser.add_argument("--prompts", type=int, default=3, help="with --pair")
+    parser.add_argument("--max-tokens", type=int, default=128, help="with --pair")
     args = parser.parse_args(argv)
+    if args.pair is not None:
+        sys.stdout.write(torch_bench_pair.table(args.pair, args.prompts, args.max_tokens))
+        return 0
     if not cuda:
         torch.set_num_threads(1)
     with torch.inference_mode():
@@ -76,24 +68,25 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
     """Times in milliseconds and sizes in bytes."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
-    quantiser = Quantiser()
-    inner, cache = build(size, quantiser, scheme, context, device)
+    body, drafting = Quantiser(), Quantiser()
+    target, cache = random_target(size, body, scheme, context, device)
+    draft = random_draft(size, target, drafting, scheme, context)
     graphs = Graphs(device, capture=cuda)
-    prefix = min(512, context // 2)
-    inner.forward(torch.zeros(prefix, dtype=torch.long, device=device))
-    cache.advance(prefix)
+    backend = random_backend(size, target, draft, scheme, context, graphs)
+    prefix = context // 4
+    backend.extend(range(prefix))
     eager, replayed = {}, {}
     for rows in ROWS:
         ids = torch.arange(rows, device=device)
-        eager[rows] = timed(partial(step, inner, ids), repeat, cuda)
-        key = ("verify", rows, cache.bucket_for(rows))
-        replayed[rows] = timed(partial(graphs.run, key, partial(step, inner), ids), repeat, cuda)
-    weights = (
-        size.layers
-        * size.hidden
-        * ((2 * size.heads + 2 * size.kv_heads) * size.head_dim + 3 * size.middle)
-        + size.vocab * size.hidden
-    )
+        eager[rows] = timed(partial(step, target, ids), repeat, cuda)
+        key = ("forward", rows, cache.bucket_for(rows))
+        replayed[rows] = timed(partial(graphs.run, key, partial(step, target), ids), repeat, cuda)
+    rounds = {}
+    for rows in BLOCKS:
+        backend.rewind(prefix)
+        # As many rounds as the context has room for.
+        most = min(repeat, (context - prefix - rows) // min(KEPT, rows) - WARM)
+        rounds[rows] = timed(partial(one_round, backend, rows), most, cuda)
     return {
         "shape": asdict(size),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -101,83 +94,58 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
         "scheme": scheme,
         "eager_ms": eager,
         "graph_ms": replayed,
+        "round_ms": rounds,
         "graphs": graphs.captured,
         "capture_failure": graphs.failure,
-        "plain_per_s": 1000.0 / replayed[1],
-        "verify8_per_s": 1000.0 / replayed[8],
-        "quantised_weights": weights,
-        "bytes_per_quantised_weight": quantiser.quantised_bytes
-        / max(1, quantiser.quantised_weights),
-        "weight_bytes": inner.bytes(),
+        "plain_rounds_per_s": 1000.0 / rounds[1],
+        "speculative_rounds_per_s": {rows: 1000.0 / rounds[rows] for rows in BLOCKS[1:]},
+        "quantised_weights": size.quantised,
+        "bytes_per_quantised_weight": body.quantised_bytes / max(1, body.quantised_weights),
+        "weight_bytes": target.bytes(),
+        "draft_bytes": draft.bytes,
         "cache_bytes": cache.bytes,
         "cache_formula_bytes": 4 * size.layers * size.kv_heads * size.head_dim * context,
+        "draft_cache_bytes": draft.context.bytes,
+        "draft_cache_formula_bytes": 4
+        * size.draft_layers
+        * size.kv_heads
+        * size.head_dim
+        * (context + size.draft.block_size),
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else 0,
-        "not_quantised": quantiser.refused,
+        "not_quantised": body.refused + drafting.refused,
     }
 
 
-def build(
-    size: Size, quantiser: Quantiser, scheme: str, context: int, device: torch.device
-) -> tuple[LeanTarget, DeviceCache]:
-    """A random target, never more than one product of it in 16 bits."""
-    make = quantiser.maker(scheme)
-    generator = torch.Generator(device).manual_seed(0)
-    dtype = torch.bfloat16
-
-    def random(outputs: int, columns: int) -> torch.Tensor:
-        weight = torch.empty(outputs, columns, dtype=dtype, device=device)
-        return weight.normal_(0.0, columns**-0.5, generator=generator)
-
-    ones = torch.ones(size.hidden, dtype=dtype, device=device)
-    head_ones = torch.ones(size.head_dim, dtype=dtype, device=device)
-    wide, narrow = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    layers = [
-        LeanLayer(
-            input_norm=ones,
-            qkv=make(f"layers.{i}.qkv", random(wide + 2 * narrow, size.hidden)),
-            q_norm=head_ones,
-            k_norm=head_ones,
-            out=make(f"layers.{i}.out", random(size.hidden, wide)),
-            post_norm=ones,
-            gate_up=make(f"layers.{i}.gate_up", random(2 * size.middle, size.hidden)),
-            down=make(f"layers.{i}.down", random(size.hidden, size.middle)),
-        )
-        for i in range(size.layers)
-    ]
-    embedding = Int8Embedding(random(size.vocab, size.hidden))
-    head = make("head", random(size.vocab, size.hidden))
-    weights = LeanWeights(embedding, layers, ones, head, tied=False, eps=1e-6)
-    numbers = LayerShape("full_attention", None, size.heads, size.kv_heads, size.head_dim)
-    shape = TargetShape(size.hidden, (numbers,) * size.layers, size.vocab, size.vocab)
-    cache = DeviceCache(shape.layers, context, dtype=dtype, device=device)
-    exponents = torch.arange(0, size.head_dim, 2, dtype=torch.float) / size.head_dim
-    rope = RopeTable(1e6**-exponents, 1.0, context, dtype=dtype, device=device)
-    return LeanTarget(weights, shape, (), cache, rope), cache
+def one_round(backend: TorchBackend, rows: int) -> None:
+    """Draft, verify, keep: a whole round with its host read; one row is a plain step."""
+    backend.verify(backend.propose(1, rows - 1))
+    backend.commit(min(KEPT, rows))
 
 
-def step(target: Target, ids: torch.Tensor) -> tuple[torch.Tensor]:
+def step(target: LeanTarget, ids: torch.Tensor) -> tuple[torch.Tensor]:
     """One verify without its decision."""
     return (target.logits(target.forward(ids)),)
 
 
 def timed(run: Callable[[], object], repeat: int, cuda: bool) -> float:
-    """Median time of one run in milliseconds, after three for warmth."""
+    """Median time of one run in milliseconds, after some for warmth."""
     times = []
-    for index in range(repeat + 3):
+    for index in range(repeat + WARM):
         begun = perf_counter()
         run()
         if cuda:
             torch.cuda.synchronize()
-        if index >= 3:
+        if index >= WARM:
             times.append(1000.0 * (perf_counter() - begun))
     return median(times)
 
 
 def as_markdown(report: dict[str, object]) -> str:
     """The report for a person."""
-    eager, graph = report["eager_ms"], report["graph_ms"]
+    eager, graph, rounds = (report[f"{kind}_ms"] for kind in ("eager", "graph", "round"))
     assert isinstance(eager, dict)
     assert isinstance(graph, dict)
+    assert isinstance(rounds, dict)
     lines = [
         f"{report['size']} · {report['scheme']} · {report['device']} · torch {report['torch']}",
         "",
@@ -188,11 +156,18 @@ def as_markdown(report: dict[str, object]) -> str:
             for rows in eager
         ),
         "",
+        "| rows of a round, draft included | ms | rounds per s | tokens a round that equal plain |",
+        "|---|---|---|---|",
+        *(
+            f"| {rows} | {ms:.2f} | {1000.0 / ms:.1f} | {ms / rounds[1]:.2f} |"
+            for rows, ms in rounds.items()
+        ),
+        "",
     ]
     lines += [
         f"- {name.replace('_', ' ')}: {value}"
         for name, value in report.items()
-        if not name.endswith("_ms") and name != "shape"
+        if not name.endswith("_ms") and not isinstance(value, dict)
     ]
     return "\n".join(lines) + "\n"
 

@@ -51,7 +51,7 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-bits",
         type=int,
         choices=(8, 16),
-        help="bits per number of the target's K/V (torch); 8 halves them and costs time",
+        help="bits per number of the target's K/V; 8 halves them and costs time",
     )
     group.add_argument(
         "--embed-bits",

@@ -108,7 +108,7 @@ class PairOpener:
 
 def _refuse_foreign(name: str, options: LoadOptions) -> None:
     """Options that only the other backend knows are refused, not dropped."""
-    for option in ("threads", "head_bits", "kv_bits", "embed_bits") if name == "mlx" else ():
+    for option in ("threads", "head_bits", "embed_bits") if name == "mlx" else ():
         if getattr(options, option) is not None:
             raise OptionError(
                 f"{option} cannot be chosen on MLX.", f"Leave --{option.replace('_', '-')} out."
@@ -166,7 +166,7 @@ def load(
         draft_bits: quantisation of the draft at load.
         head_bits: quantisation of the target's output head at load.
         draft_window: most positions that a draft's layer sees; bounds its memory and time.
-        kv_bits: 8 keeps the target's K/V in 8 bits (torch).
+        kv_bits: 8 keeps the target's K/V in 8 bits.
         embed_bits: 8 or 16 bits per number of the target's input embedding (torch).
         progress: called with every step of loading, on the engine's thread.
 
