@@ -35,6 +35,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", EXPERTS),
     "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32}),
     "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32},
+    ),
     "gemma3": (
         "gemma3_text",
         {
@@ -134,6 +138,17 @@ def test_every_family_decodes_what_transformers_does(family: str, tmp_path: Path
         assert reached <= back
         backend.extend(whole[reached:])
         assert drafted(backend, stock, 50) == stock[:50]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_lean_families_do_so_at_fixed_addresses(family: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[family]
+    model = save_target(tmp_path, kind, **settings)
+    backend = open_pair(tmp_path, None, Options(context=512), lambda step: None, graphs=True)
+    prompt = [5, 9, 2]
+    stock = generated(model, prompt, 68)
+    assert plain(_fed(backend, prompt), 60) == stock[:60]
+    assert drafted(_fed(backend, prompt), stock, 60) == stock[:60]
 
 
 def _fed(backend: TorchBackend, prompt: list[int]) -> TorchBackend:
