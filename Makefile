@@ -48,7 +48,7 @@ bench-gpu: .venv/ready-dev
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find dflash_local backends tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find dflash_local backends training tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"dflash-local needs Python 3.10 or newer, this is {v[0]}.{v[1]}; try make PYTHON=python3.12")'

@@ -77,7 +77,7 @@ def test_stop_strings_and_the_limit(engine: Engine) -> None:
 def test_the_command_line(engine: Engine) -> None:
     argv = [sys.executable, "-m", "dflash_local", "generate", "--model", "demo", "Say hello."]
     done = subprocess.run(
-        [*argv, "--json", "--max-tokens", "12", "--backend", "torch"],
+        [*argv, "--json", "--max-tokens", "12", "--backend", "torch", "--block", "4"],
         capture_output=True,
         text=True,
         check=True,
