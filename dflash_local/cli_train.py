@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", choices=_STAGES, help="only this one (default: all, in order)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument(
+        "--json", action="store_true", help="the draft's folder and what it is worth"
+    )
     group = parser.add_argument_group("prompts")
     group.add_argument("--prompts", metavar="FILE", help='JSONL of {"text": ..., "kind": ...}')
     group.add_argument("--own", type=int, metavar="N", help="prompts that the target writes")
@@ -84,8 +88,10 @@ def run(args: argparse.Namespace) -> int:
     with _progress() as report:
         job = training.Training(args.target, args.out, whole, args.threads, report)
         job.run((args.stage,) if args.stage else _STAGES)
-    if args.stage in (None, "fit"):
-        draft = args.out / "draft"
+    draft, worth = args.out / "draft", job.worth()
+    if args.json:
+        print(json.dumps({"draft": str(draft) if worth else None, "held_out": worth}))  # noqa: T201
+    elif args.stage in (None, "fit"):
         print(f"The draft is in {draft}; chat with it by --draft {draft}")  # noqa: T201
     return 0
 

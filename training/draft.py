@@ -60,7 +60,9 @@ def settings(
             "Give 2 or more to --block, and no more than that to --short-block.",
         )
     rope = getattr(target, "rope_parameters", None) or {}
-    heads = int(target.num_attention_heads)
+    # Where layers differ (Gemma 4) the first one gives the widths.
+    layer = (getattr(target, "per_layer_config", None) or [target])[0]
+    heads = int(layer.num_attention_heads)
     nested: dict[str, Any] = {"target_layer_ids": list(taps), "mask_token_id": mask}
     if fit.v2:
         nested |= {
@@ -75,9 +77,9 @@ def settings(
         "hidden_size": int(target.hidden_size),
         "num_hidden_layers": fit.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(target.num_key_value_heads),
-        "head_dim": int(getattr(target, "head_dim", None) or target.hidden_size // heads),
-        "intermediate_size": int(target.intermediate_size),
+        "num_key_value_heads": int(layer.num_key_value_heads),
+        "head_dim": int(getattr(layer, "head_dim", None) or target.hidden_size // heads),
+        "intermediate_size": int(layer.intermediate_size),
         "vocab_size": int(target.vocab_size),
         "hidden_act": "silu",
         "rms_norm_eps": float(target.rms_norm_eps),

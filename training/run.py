@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,6 +95,11 @@ class Training:
         for stage in STAGES:
             if stage in stages:
                 getattr(self, f"_{stage}")()
+
+    def worth(self) -> dict[str, Any] | None:
+        """The last evaluation as plain values; None before there is one."""
+        found = read_worth(self.out / "fit" / "held_out.jsonl")
+        return asdict(found[-1][1]) if found else None
 
     def _prompts(self) -> None:
         recipe, folder = self.recipe.prompts, self.out / "prompts"

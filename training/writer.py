@@ -81,6 +81,10 @@ def write(
     rows = torch.arange(len(prompts), device=device)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
     cache = _roomy_cache(teacher, room)
+    # Rows of a recurrent layer's state cannot be left out; there all rows stay to the end.
+    may_leave = all(hasattr(layer, "batch_select_indices") for layer in cache.layers)
+    # Layers that share K/V would compute the last row only, and taps need all of them.
+    logits_rows = 0 if tap and getattr(teacher.config, "num_kv_shared_layers", None) else 1
     step_ids, done = ids, 0
     with teacher.tapping() as tapped:
         for index in range(most):
@@ -94,7 +98,7 @@ def write(
                 position_ids=positions,
                 cache=cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=logits_rows,
             )
             if tap:
                 states[rows, done:seen] = tapped().to(torch.bfloat16)
@@ -115,7 +119,7 @@ def write(
             alive &= ~ends
             if not bool(alive.any()):
                 break
-            if bool((~alive).sum() >= _LEAVE * len(rows)):
+            if may_leave and bool((~alive).sum() >= _LEAVE * len(rows)):
                 stay = alive.nonzero()[:, 0]
                 cache.batch_select_indices(stay)
                 rows, token, alive = rows[stay], token[stay], alive[stay]

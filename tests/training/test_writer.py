@@ -9,6 +9,8 @@ import torch
 
 from dflash_local.training.teacher import Teacher
 from dflash_local.training.writer import BEST, Written, write
+from tests.backends.test_families import FAMILIES
+from tests.support.random_target import save_target
 
 PROMPTS = [[5, 9, 11], [7], [3, 4, 8, 2, 1, 60, 22], [5, 6], [99, 98, 97, 96], [31]]
 
@@ -18,7 +20,12 @@ def teacher(target: Path) -> Teacher:
     return Teacher(target, (0, 2), torch.device("cpu"), torch.float32)
 
 
-def test_every_row_is_what_transformers_generates_alone(teacher: Teacher) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_is_what_transformers_generates_alone(family: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[family]
+    save_target(tmp_path, kind, **settings)
+    teacher = Teacher(tmp_path, (0, 2), torch.device("cpu"), torch.float32)
+
     def written_with(stops: frozenset[int]) -> list[Written]:
         heats = [0.0] * len(PROMPTS)
         rows: list[Written] = write(
