@@ -218,8 +218,15 @@ class Selector(nn.Module):
         return added
 
 
-def _norm(size: int, config: DraftConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(size, eps=config.rms_norm_eps)
+class _Norm(nn.RMSNorm):
+    """In fp32 also where products run in bf16: mixed dtypes have no fused kernel."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states.float())
+
+
+def _norm(size: int, config: DraftConfig) -> _Norm:
+    return _Norm(size, eps=config.rms_norm_eps)
 
 
 def _rotate(heads: torch.Tensor, turn: Turn) -> torch.Tensor:
