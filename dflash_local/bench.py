@@ -134,7 +134,7 @@ def run(
         tau=tau(drafted),
         draft_rate=sum(r.stats.accepted for r in drafted)
         / max(1, sum(r.stats.drafted for r in drafted)),
-        positions=_positions(drafted),
+        positions=positions(drafted),
         by_kind=tuple(
             (kind, tau([d for d, (k, _) in zip(drafted, prompts, strict=True) if k == kind]))
             for kind in kinds
@@ -187,7 +187,8 @@ def tau(replies: Sequence[Reply]) -> float:
     return sum(tau * count for tau, count in weighted) / rounds if rounds else 0.0
 
 
-def _positions(replies: Sequence[Reply]) -> tuple[PositionRate, ...]:
+def positions(replies: Sequence[Reply]) -> tuple[PositionRate, ...]:
+    """Acceptance per position over several answers."""
     depth = max((len(reply.stats.positions) for reply in replies), default=0)
     rates = [
         [r.stats.positions[index] for r in replies if len(r.stats.positions) > index]

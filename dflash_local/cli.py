@@ -42,6 +42,7 @@ COMMANDS = (
     Command("add", "dflash_local.cli_add", "write a pair of your own into models.toml"),
     Command("rm", "dflash_local.cli_rm", "delete a pair's files"),
     Command("du", "dflash_local.cli_du", "what models take on the disk"),
+    Command("train", "dflash_local.cli_train", "train a draft for a target of your own"),
     Command("doctor", "dflash_local.cli_doctor", "check this machine and say what to mend"),
     Command("completion", "dflash_local.cli_completion", "a completion script for your shell"),
 )

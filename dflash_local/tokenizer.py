@@ -43,6 +43,10 @@ class HubTokenizer:
         self.tags: ThinkTags | None = ThinkTags() if thinks else None
         end = self._inner.eos_token_id
         self.stop_ids: tuple[int, ...] = () if end is None else (int(end),)
+        self.special_ids: tuple[int, ...] = tuple(
+            sorted(i for i, token in self._inner.added_tokens_decoder.items() if token.special)
+        )
+        """Ids that are no text."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of text, special tokens in it recognised, none added."""
