@@ -38,7 +38,7 @@ def _on_device(method: _Method[_P, _T]) -> _Method[_P, _T]:
 
     @wraps(method)
     def step(self: TorchBackend, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with torch.inference_mode(), memory_errors("Out of memory in mid-answer.", self.device):
+        with torch.inference_mode(), memory_errors(f"Out of memory on {self.device}.", self.device):
             return method(self, *args, **kwargs)
 
     return step

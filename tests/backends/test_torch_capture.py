@@ -34,14 +34,23 @@ each_draft = pytest.mark.parametrize("make", [loop_pair, v2_pair], ids=["v1", "v
 
 
 def opened(
-    family: str, make: Callable[[Path], tuple[Path, Path]], folder: Path, *, fixed: bool
+    family: str,
+    make: Callable[[Path], tuple[Path, Path]],
+    folder: Path,
+    *,
+    fixed: bool,
+    **options: Any,
 ) -> TorchBackend:
     """A random target of a family under the tiny drafts."""
     _, draft = make(folder)
     settings = {"sliding_window": 16} if family == "mistral" else {}
     save_target(folder / family, family, **settings)
     backend: TorchBackend = open_pair(
-        folder / family, draft, Options(context=512), lambda step: None, graphs=fixed
+        folder / family,
+        draft,
+        Options(context=512, **options),
+        lambda step: None,
+        graphs=fixed,
     )
     return backend
 
@@ -127,7 +136,20 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_a_hundred_rounds_are_the_same_work(
     family: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = opened(family, make, tmp_path, fixed=True)
+    check_hundred_rounds(opened(family, make, tmp_path, fixed=True), monkeypatch)
+
+
+def test_options_that_save_memory_keep_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"kv_bits": 8, "embed_bits": 8, "draft_window": 24}
+    backend = opened("qwen3", loop_pair, tmp_path, fixed=True, **options)
+    check_hundred_rounds(backend, monkeypatch, draft_bucket=24 - 1 + 256 + 4)
+
+
+def check_hundred_rounds(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, draft_bucket: int = 512
+) -> None:
     traces: dict[Any, set[str]] = defaultdict(set)
     outputs: dict[Any, set[tuple[int, ...]]] = defaultdict(set)
     rounds: Counter[Any] = Counter()
@@ -158,7 +180,7 @@ def test_a_hundred_rounds_are_the_same_work(
         pending = verdict.next
     # All ran at one key each, except that as many kinds of context writes as kept rows.
     assert {kind for kind, _, _ in rounds} == {"draft", "verify", "context"}
-    assert rounds[("draft", 4, 512)] == rounds[("verify", 4, 512)] == 100
+    assert rounds[("draft", 4, draft_bucket)] == rounds[("verify", 4, 512)] == 100
     assert sum(count for (kind, _, _), count in rounds.items() if kind == "context") == 100
     for key in rounds:
         assert len(traces[key]) == 1, key

@@ -71,7 +71,7 @@ def test_an_answer_that_runs_out_is_told_and_the_next_one_is_right(
     with Engine(lambda: (backend, ByteTokenizer())) as engine:
         with monkeypatch.context() as patch:
             Failing(owner, name, at, patch)
-            with pytest.raises(EngineError, match="Out of memory in mid-answer") as told:
+            with pytest.raises(EngineError, match="Out of memory on cpu") as told:
                 engine.complete(PROMPT, settings, block=4)
         assert all(advice in str(told.value) for advice in THREE)
         for _ in range(2):
