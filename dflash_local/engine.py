@@ -116,10 +116,10 @@ class Engine:
             raise outcome
         self.tokenizer = outcome.tokenizer
         self.info: BackendInfo = outcome.backend.info
+        self.costs = outcome.costs
+        """What rounds cost here; None where the width does not follow it."""
         self._width = (
-            FixedWidth(self.info.block_size - 1)
-            if outcome.costs is None
-            else AutoWidth(outcome.costs)
+            FixedWidth(self.info.block_size - 1) if self.costs is None else AutoWidth(self.costs)
         )
 
     def prompt(

@@ -74,7 +74,7 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
             pytest.param("mlx", model, context, marks=needs_mlx)
             for model, context in (
                 *(("qwen3", 1024), ("qwen3", 2048), ("qwen3_5", 1024), ("qwen3_5_moe", 2048)),
-                *(("demo", 64), ("demo", 128)),
+                *(("demo", 48), ("demo", 64)),
             )
         ),
     ],
