@@ -12,7 +12,7 @@ from typing import Any
 from dflash_local import hub, paths, places, registry
 from dflash_local.draft_config import parse_draft_config
 from dflash_local.errors import DownloadError, OptionError, RegistryError
-from dflash_local.hub_cache import write_text
+from dflash_local.hub_cache import is_repo_id, write_text
 from dflash_local.pairs import BACKENDS, KINDS, SHAPE_KEYS, THINKING, WEIGHTS, parse_pairs
 from dflash_local.target_shape import limit_of, shape_of
 from dflash_local.transfer import Patience
@@ -82,7 +82,7 @@ def registry_name(name: str) -> bool:
 
 
 def _check_place(place: str) -> None:
-    if not _folder(place) and not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+    if not _folder(place) and not is_repo_id(place):
         raise OptionError(f"{place} is neither a folder nor ORG/NAME.", "Check the spelling.")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dflash_local import demo, paths, places
 from dflash_local.errors import NotDownloaded, RegistryError, UnknownModel, WeightsError
+from dflash_local.hub_cache import is_repo_id
 from dflash_local.pairs import Files, Pair, parse_pairs
 
 if sys.version_info >= (3, 11):
@@ -22,7 +23,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOML_LINE = re.compile(r"^(.*?)\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -139,7 +139,7 @@ def _pair_of(model: str | Path) -> Pair | None:
         return pairs[name.lower()]
     if paths.existing_folder(name) is not None:
         return None
-    if _REPO_ID.fullmatch(name):
+    if is_repo_id(name):
         return next(
             (p for p in pairs.values() if name == p.base or any(name == t.repo for t in p.targets)),
             None,
@@ -159,7 +159,7 @@ def _local(place: str | Path) -> Path:
                 "Give the folder that holds config.json and the .safetensors files.",
             )
         return folder.resolve()
-    if isinstance(place, str) and _REPO_ID.fullmatch(place):
+    if isinstance(place, str) and is_repo_id(place):
         if snapshot := places.find(place):
             return snapshot
         raise NotDownloaded(

@@ -104,6 +104,9 @@ def test_letters_that_a_console_lacks_do_no_harm() -> None:
         (["pull", "nothing"], 1),
         (["generate", "hi", "--model", "demo", "--temperature", "-1"], 2),
         (["rm"], 2),
+        (["rm", "org/" + "x" * 300], 1),
+        (["pull", "org/" + "x" * 300], 1),
+        (["pull", "x" * 300], 1),
         (["add", "Bad Name", "--target", "a/b", "--draft", "a/c"], 2),
     ],
 )
@@ -117,6 +120,7 @@ def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = capsys.readouterr().out
     assert "doctor" in script
     assert "partials" in script
+    assert "qwen3-coder-30b-a3b" in script
 
 
 def test_add_then_list_then_rm(
