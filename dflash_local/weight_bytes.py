@@ -67,7 +67,7 @@ def storage(
         quantize == "4bit" or (quantize is None and dtype is None and room.kind == "metal")
     )
     if backend == "mlx":
-        head, draft = scheme, None if draft_bits is None else f"{draft_bits}bit"
+        head, draft = scheme, {4: "4bit", 8: "8bit"}.get(draft_bits or 0)
     else:
         head, draft = (_of_bits(bits, scheme) for bits in (head_bits, draft_bits))
     packs = backend == "torch" and room.packs_bf16 and width == 2.0 and dtype != "fp16"

@@ -157,6 +157,14 @@ def test_what_a_card_quantises_by_itself_is_counted_so(
     assert need() == need(quantize="none")
 
 
+def test_options_that_the_loader_refuses_are_left_to_it(tmp_path: Path) -> None:
+    target, draft = loop_pair(tmp_path)
+    for backend in ("torch", "mlx"):
+        plain = fit.fit(target, draft, backend=backend, free=_room("metal")).need
+        odd = {"quantize": "3bit", "dtype": "fp7", "draft_bits": 5}
+        assert fit.fit(target, draft, backend=backend, free=_room("metal"), **odd).need == plain  # type: ignore[arg-type]
+
+
 def test_metal_holds_no_scores_where_its_kernel_is_fused(tmp_path: Path) -> None:
     small, draft = loop_pair(tmp_path / "a")
     fused, _ = loop_pair(tmp_path / "b", {"head_dim": 64})
