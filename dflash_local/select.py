@@ -97,6 +97,8 @@ class PairOpener:
             backend=name,
             dtype=self.options.dtype,
             quantize=self.options.quantize,
+            draft_bits=self.options.draft_bits,
+            head_bits=self.options.head_bits,
             context=self.options.context,
             draft_window=self.options.draft_window,
             kv_bits=self.options.kv_bits,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local import fit
 from dflash_local.backend import Backend
 from dflash_local.errors import OptionError
 from tests.support.driving import PROMPT, check_coverage, done, one_round, plain, run
@@ -68,7 +69,7 @@ def test_the_ids_are_the_targets(kit: Kit, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["limited", "trained so"])
 def test_the_context_is_bounded(kit: Kit, how: str, tmp_path: Path) -> None:
-    options = {"draft_window": WINDOW} if how == "limited" else {}
+    options: dict[str, Any] = {"draft_window": WINDOW} if how == "limited" else {}
     draft = None if how == "limited" else SLIDING
     backend = opened(kit, tmp_path, draft=draft, **options)
     alone = kit.open(tmp_path / "target", None, Options(context=2048))
@@ -84,6 +85,11 @@ def test_the_context_is_bounded(kit: Kit, how: str, tmp_path: Path) -> None:
     # What is seen, a margin to go back by, and room for a slice.
     assert max(sizes) <= row * (WINDOW + 768 + 256)
     assert sizes[-1] == sizes[-2] == sizes[-3]
+    options["context"] = 2048
+    need = fit.fit(
+        tmp_path / "target", tmp_path / "draft", backend=kit.name, dtype="fp32", **options
+    ).need
+    assert max(sizes) <= need.draft_cache <= row * (WINDOW + 1024 + 256)
 
 
 def test_going_back_a_little_leaves_nothing_behind(kit: Kit, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dflash_local import fit  # noqa: E402
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
 from dflash_local.backends.torch_kv_rows import Int8Rows, PlainRows  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
@@ -83,6 +84,9 @@ def test_drafting_changes_no_id(graphs: bool, tmp_path: Path) -> None:
     target, draft = loop_pair(tmp_path)
     backend = open_pair(target, draft, Options(kv_bits=8), lambda step: None, graphs=graphs)
     assert "K/V in 8 bits" in backend.info.kernels
+    options: dict[str, Any] = {"backend": "torch", "dtype": "fp32", "context": 256, "kv_bits": 8}
+    need = fit.fit(target, draft, **options).need
+    assert backend.memory().cache <= need.cache + need.draft_cache <= 1.1 * backend.memory().cache
     truth = plain(backend, PROMPT, 200)
     end = done(run(backend, max_tokens=200))
     assert end.tokens == tuple(truth)

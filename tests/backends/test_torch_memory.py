@@ -140,6 +140,8 @@ def test_a_pair_is_held_against_what_the_card_has_free(
             torch.device("cuda"),
             dtype="bf16",
             quantize="nf4",
+            draft_bits=None,
+            head_bits=16,
             context=256,
             draft_window=None,
             kv_bits=8,
