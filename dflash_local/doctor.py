@@ -191,7 +191,13 @@ def _self_test() -> Iterator[Finding]:
         yield Finding("bad", "self-test", error.cause, error.next_step)
         return
     if info.kernels:
-        yield Finding("ok", "kernels", f"{info.dtype}; {', '.join(info.kernels)}")
+        slow = any(words.startswith("no CUDA graphs") for words in info.kernels)
+        yield Finding(
+            "warn" if slow else "ok",
+            "kernels",
+            f"{info.dtype}; {', '.join(info.kernels)}",
+            "answers are right, but slower; update torch and the driver" if slow else "",
+        )
     rates = f"{drafted.stats.tok_s:.0f} against {plain.stats.tok_s:.0f} tok/s plain"
     stats = f"tau {drafted.stats.tau:.2f}, {rates}"
     took = f"{time.monotonic() - begun:.0f} s"

@@ -266,3 +266,31 @@ def test_doctor_replays_the_kernels_of_cards(capsys: pytest.CaptureFixture[str])
     assert all(row["slow_share"] == 0 for row in rows if row["rows"] <= 8)
     assert main(["doctor", "--replay-kernels", "9b"]) == 2
     assert "no shapes for '9b'" in capsys.readouterr().err
+
+
+def test_doctor_warns_where_graphs_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+    from typing import Any
+
+    from dflash_local import doctor, select
+    from dflash_local.backends.scripted import (
+        ByteTokenizer,
+        ScriptedBackend,
+        cycling,
+        replies_target,
+    )
+    from dflash_local.engine import Engine
+
+    def load(model: str, **options: Any) -> Engine:
+        script = replies_target(("Parks, shade and trams. " * 9,))
+        backend = ScriptedBackend(script, cycling((2,)))
+        words = ("lean forward", "no CUDA graphs, kernel by kernel: not permitted")
+        backend._info = replace(backend.info, kernels=words)
+        return Engine(lambda: (backend, ByteTokenizer()))
+
+    monkeypatch.setattr(demo, "installed", lambda: Path("here"))
+    monkeypatch.setattr(select, "load", load)
+    found = next(f for f in doctor._self_test() if f.topic == "kernels")
+    assert found.level == "warn"
+    assert "no CUDA graphs, kernel by kernel: not permitted" in found.what
+    assert found.cure
