@@ -13,6 +13,13 @@ _AT_ONCE = 4096
 """Rows that are rounded at a time, so that no second matrix is there in fp32."""
 
 
+def embedding_bits(asked: int | None, device: torch.device, *, quantised: bool) -> int:
+    """8 on CUDA beside a quantised body, where memory is what is short; else 16."""
+    if asked is not None:
+        return asked
+    return 8 if quantised and device.type == "cuda" else 16
+
+
 class Embedding(Protocol):
     """Rows ``[n, hidden]`` for ids ``[n]``."""
 

@@ -82,7 +82,7 @@ class Options(Protocol):
 
     @property
     def embed_bits(self) -> int | None:
-        """8 or 16 for the rows of the input embedding; None is 8 on CUDA."""
+        """8 or 16 for the rows of the input embedding; None is 8 where CUDA quantises the body."""
         ...
 
 

@@ -11,6 +11,7 @@ from dflash_local.errors import BackendUnavailable, OptionError
 
 from .torch_cache import SlicedCache
 from .torch_cache_device import DeviceCache
+from .torch_embedding import embedding_bits
 from .torch_families import lean_family
 from .torch_hf import TransformersTarget
 from .torch_hf_load import load_model
@@ -41,8 +42,8 @@ def open_target(
     """The target in ``folder`` with caches for ``context`` positions.
 
     ``body`` and ``head`` store the products, ``packed`` those that the files hold in four bits,
-    ``rows`` the K/V, ``embed_bits`` the rows of the embedding; None is 8 on CUDA. ``graphs`` asks
-    for caches whose forwards can be captured; they cost more on the CPU.
+    ``rows`` the K/V, ``embed_bits`` the rows of the embedding. ``graphs`` asks for caches whose
+    forwards can be captured; they cost more on the CPU.
 
     Raises:
         WeightsError: tensors are missing or damaged.
@@ -73,8 +74,7 @@ def open_target(
         cache = DeviceCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
     else:
         cache = SlicedCache(shape.layers, context, dtype=dtype, device=device, rows=rows)
-    if embed_bits is None:
-        embed_bits = 8 if device.type == "cuda" else 16
+    quantised = packed is not None or body is not dense
     return load_lean(
         TensorReader(folder, dtype, device),
         config,
@@ -86,5 +86,5 @@ def open_target(
         body=body,
         head=head,
         packed=packed,
-        embed_bits=embed_bits,
+        embed_bits=embedding_bits(embed_bits, device, quantised=quantised),
     )

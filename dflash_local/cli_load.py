@@ -57,7 +57,8 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
         "--embed-bits",
         type=int,
         choices=(8, 16),
-        help="bits per number of the input embedding (torch); default: 8 on CUDA, 16 on the CPU",
+        help="bits per number of the input embedding (torch); default: 8 on CUDA where the "
+        "target is quantised, else 16",
     )
 
 

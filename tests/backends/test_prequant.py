@@ -14,7 +14,7 @@ bnb = pytest.importorskip("bitsandbytes")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
-from dflash_local.backends.torch_embedding import Int8Embedding  # noqa: E402
+from dflash_local.backends.torch_embedding import Int8Embedding, embedding_bits  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_open_target import open_target  # noqa: E402
 from dflash_local.backends.torch_quant import Quantiser  # noqa: E402
@@ -158,6 +158,14 @@ def test_embedding_rows_in_8_bits_are_near_and_small() -> None:
     step = weight.abs().amax(dim=-1, keepdim=True) / 127
     assert ((rows(ids) - weight[ids]).abs() <= 0.51 * step[ids]).all()
     assert rows.bytes == 9000 * (64 + 4)
+
+
+def test_only_a_quantised_target_on_a_card_gets_a_small_embedding() -> None:
+    card = torch.device("cuda")
+    assert embedding_bits(None, card, quantised=True) == 8
+    assert embedding_bits(None, card, quantised=False) == 16
+    assert embedding_bits(None, CPU, quantised=True) == 16
+    assert embedding_bits(16, card, quantised=True) == 16
 
 
 def test_embedding_bits_are_an_option(tmp_path: Path) -> None:
