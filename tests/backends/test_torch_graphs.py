@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ torch = pytest.importorskip("torch")
 
 from dflash_local.backends.torch_backend import TorchBackend  # noqa: E402
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
+from dflash_local.backends.torch_draft import TorchDraft  # noqa: E402
 from dflash_local.backends.torch_draft_context import ContextShape, SlicedContext  # noqa: E402
 from dflash_local.backends.torch_draft_context_device import DeviceContext  # noqa: E402
 from dflash_local.backends.torch_graphs import Graphs  # noqa: E402
+from dflash_local.backends.torch_lean import LeanTarget  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_open_target import open_target  # noqa: E402
 from dflash_local.events import LoadProgress  # noqa: E402
@@ -24,6 +27,7 @@ from tests.support.draft_files import edit, v2_pair  # noqa: E402
 from tests.support.driving import PROMPT, done, one_round, plain, run  # noqa: E402
 from tests.support.kits import Options  # noqa: E402
 from tests.support.random_target import save_target  # noqa: E402
+from tests.support.replayed_graphs import RecordedGraph, capture_on_the_cpu  # noqa: E402
 from tests.support.tiny import loop_pair  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -217,3 +221,57 @@ def test_a_failed_capture_falls_back_and_says_so(
     assert backend.info.kernels[-1] == words
     stock = open_pair(target, draft, Options(), lambda step: None)
     assert done(run(backend)).tokens == tuple(plain(stock, PROMPT, 40))
+
+
+@pytest.mark.parametrize(
+    ("make", "window", "count"),
+    [(loop_pair, None, 520), (v2_pair, 24, 300)],
+    ids=["two buckets", "a ring that wraps"],
+)
+def test_replayed_rounds_give_the_same_ids(
+    make: Callable[[Path], tuple[Path, Path]],
+    window: int | None,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No Python of a captured part runs again, also after going back."""
+    target, draft = make(tmp_path)
+    for folder in (target, draft):
+        edit(folder, LONG, {})
+    options = Options(context=1200, draft_window=window)
+    stock = open_pair(target, draft, options, lambda step: None)
+    truth = plain(stock, PROMPT, count)
+    ends = [done(run(stock, max_tokens=count))]
+    capture_on_the_cpu(monkeypatch)
+    backend = open_pair(target, draft, options, lambda step: None, graphs=True)
+    assert backend.info.kernels[-1] == "CUDA graphs"
+    calls: Counter[str] = Counter()
+    for owner, name in ((LeanTarget, "forward"), (TorchDraft, "hidden"), (TorchDraft, "project")):
+        _count_calls(owner, name, calls, monkeypatch)
+    before = RecordedGraph.replays
+    ends.append(done(run(backend, max_tokens=count)))
+    assert ends[1].tokens == ends[0].tokens == tuple(truth)
+    assert ends[1].stats.accepted == ends[0].stats.accepted > 15
+    # Two buckets, a few numbers of kept rows, each run once and captured once; and the prefill.
+    assert max(calls.values()) < 30
+    assert RecordedGraph.replays - before > 3 * ends[1].stats.rounds - 30
+    assert backend.rewind(60) == 60
+    backend.extend([*PROMPT, *truth][60:90])
+    answer = [backend.sample()]
+    while len(answer) < 40:
+        answer.extend(one_round(backend, answer[-1], 3 if len(answer) % 3 else 0).tokens)
+    at = 90 - len(PROMPT)
+    assert answer[:40] == truth[at : at + 40]
+
+
+def _count_calls(
+    owner: Any, name: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = getattr(owner, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
