@@ -175,6 +175,8 @@ def _kernels(target: Target, draft: MlxDraft | None, options: LoadOptions) -> tu
         kernels.append("whole-model forward, plain decoding only")
     if options.kv_bits == 8:
         kernels.append("K/V in 8 bits")
+    if options.draft_window is not None:
+        kernels.append(f"draft window {options.draft_window}")
     if draft is not None and options.draft_bits is not None:
         kernels.append(
             f"draft packed to {options.draft_bits} bits, {_name(draft.dtype)} activations"

@@ -266,6 +266,8 @@ def _kernels(
         words.append(f"{each:.2f} bytes per quantised weight")
     if options.kv_bits == 8:
         words.append("K/V in 8 bits")
+    if options.draft_window is not None:
+        words.append(f"draft window {options.draft_window}")
     return (*words, *(f"not quantised: {name}" for name in quantiser.refused))
 
 

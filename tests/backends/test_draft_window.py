@@ -61,6 +61,8 @@ def test_it_proposes_what_a_draft_trained_with_that_window_does(
 
 def test_the_ids_are_the_targets(kit: Kit, tmp_path: Path) -> None:
     backend = opened(kit, tmp_path, draft_window=WINDOW)
+    # Costs that are remembered belong to what is named here.
+    assert f"draft window {WINDOW}" in backend.info.kernels
     truth = plain(backend, PROMPT, 200)
     end = done(run(backend, max_tokens=200))
     assert end.tokens == tuple(truth)
