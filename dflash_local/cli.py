@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
 from dflash_local.errors import DflashError
+from dflash_local.start import EXIT_INTERRUPTED
 
 
 class CommandModule(Protocol):
@@ -46,8 +47,6 @@ COMMANDS = (
     Command("doctor", "dflash_local.cli_doctor", "check this machine and say what to mend"),
     Command("completion", "dflash_local.cli_completion", "a completion script for your shell"),
 )
-
-EXIT_INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -97,9 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("dflash-local: stopped", file=sys.stderr)  # noqa: T201
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # whoever read left; start.py closes the pipe
+        raise
     except OSError as error:  # a full disk under stdout, a name that no file system takes
         print(f"dflash-local: {error}", file=sys.stderr)  # noqa: T201
         return 1
