@@ -42,7 +42,7 @@ def copy_text(screen: ChatScreen, text: str, what: str) -> None:
 def interrupt(screen: ChatScreen, _: str) -> None:
     """Ctrl+C: stop, else copy what is selected; quit at the second press."""
     if screen.generating:
-        if screen.twice("quit", "Stopping. Press Ctrl+C again to quit."):
+        if screen.keys.twice("quit", "Stopping. Press Ctrl+C again to quit."):
             screen.app.exit()
         else:
             screen.stop()
@@ -52,20 +52,20 @@ def interrupt(screen: ChatScreen, _: str) -> None:
     if selected:
         copy_text(screen, selected, "the selection")
         screen.clear_selection()
-    elif screen.twice("quit", "Press Ctrl+C again to quit."):
+    elif screen.keys.twice("quit", "Press Ctrl+C again to quit."):
         screen.app.exit()
 
 
 def escape(screen: ChatScreen, _: str) -> None:
     """Esc: close what is open, stop, or go back to the prompt."""
-    if screen.completions.has_class("shown"):
-        screen.completions.remove_class("shown")
-    elif screen.generating:
-        if not screen.settings.esc_twice or screen.twice("stop", "Press Esc again to stop."):
+    if screen.completions.hide():
+        return
+    if screen.generating:
+        if not screen.settings.esc_twice or screen.keys.twice("stop", "Press Esc again to stop."):
             screen.stop()
     elif screen.editing:
         screen.editing = False
-        screen.hint()
+        screen.keys.say()
     else:
         screen.prompt.focus()
 
@@ -116,7 +116,7 @@ def edit_last(screen: ChatScreen, _: str) -> None:
     screen.prompt.set_text(screen.chat.conversation.turns[-1].current.user)
     screen.prompt.focus()
     screen.editing = True
-    screen.hint("Editing the last message: Enter answers it anew, Esc leaves it as it was.")
+    screen.keys.say("Editing the last message: Enter answers it anew, Esc leaves it as it was.")
 
 
 async def go_on(screen: ChatScreen, _: str) -> None:
@@ -140,7 +140,7 @@ async def new_chat(screen: ChatScreen, _: str) -> None:
         raise OptionError("An answer is being written.", "Stop it first, with Esc.")
     fresh = Conversation(screen.chat.conversation.system)
     await screen.open_session(screen.store.create(fresh, screen.pair))
-    screen.hint("New chat; the old one is saved, /undo brings it back.")
+    screen.keys.say("New chat; the old one is saved, /undo brings it back.")
 
 
 async def undo(screen: ChatScreen, _: str) -> None:

@@ -20,14 +20,16 @@ _NAMES = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
 
 def key_name(key: str) -> str:
     """``ctrl+r`` as people write it."""
-    parts = key.split("+")
-    return "+".join(_NAMES.get(part, part.title() if len(part) > 1 else part) for part in parts)
+    *modifiers, last = key.split("+")
+    letter = len(last) == 1
+    # A letter alone is typed as it stands; behind Ctrl or Alt people know it as a capital.
+    last = (last.upper() if modifiers else last) if letter else _NAMES.get(last, last.title())
+    return "+".join([*(modifier.title() for modifier in modifiers), last])
 
 
 def keys_name(keys: str) -> str:
-    """Several of them; letters behind Ctrl in capitals."""
-    names = (key_name(key) for key in keys.split(","))
-    return ", ".join(n[:-1] + n[-1].upper() if "+" in n else n for n in names)
+    """Several of them."""
+    return ", ".join(key_name(key) for key in keys.split(","))
 
 
 def help_text(registry: Registry, keymap: Mapping[str, str]) -> str:

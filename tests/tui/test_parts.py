@@ -13,6 +13,8 @@ from dflash_local.events import Round
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
 from dflash_local.tui import clipboard, figures
 from dflash_local.tui.blocks import BlockScanner
+from dflash_local.tui.help import keys_name
+from dflash_local.tui.key_line import key_line
 from dflash_local.tui.machine import fits, memory_here
 from dflash_local.tui.ribbon import Cell, level, ribbon
 from dflash_local.tui.stats_panel import PanelValues, bar, panel
@@ -184,3 +186,31 @@ def test_what_fits() -> None:
     assert all(fits(pair, 0) for pair in pairs)
     assert fits(registry()["demo"], 2_000_000_000)
     assert not all(fits(pair, 2_000_000_000) for pair in pairs)
+
+
+@pytest.mark.parametrize("generating", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_key_line_shows_whole_keys_and_the_first_ones_always(
+    width: int, generating: bool
+) -> None:
+    line = key_line(width - 2, generating=generating)
+    assert len(line) <= width - 2
+    parts = line.split(" · ")
+    assert {"Ctrl+J new line", "F1 help"} <= set(parts)
+    assert ("/ commands" in parts) == (not generating or width >= 80)
+    assert ("Esc stop" in parts) == (generating or width >= 80)
+    assert ("Enter queue" if generating else "Enter send") in parts
+    assert ("Ctrl+D quit" in parts) == (width >= 80)
+    whole = key_line(1000, generating=generating).split(" · ")
+    assert parts == whole[: len(parts)]
+
+
+def test_the_key_line_follows_the_users_keys() -> None:
+    line = key_line(80, keymap={"view.help": "f5,f6"}, enter_sends=False)
+    assert line.startswith("Ctrl+J send · Enter new line")
+    assert "F5 help" in line
+
+
+def test_keys_are_written_as_people_write_them() -> None:
+    names = keys_name("ctrl+end,shift+up,alt+left,ctrl+r,f1,pageup,y,shift+enter")
+    assert names == "Ctrl+End, Shift+Up, Alt+Left, Ctrl+R, F1, PageUp, y, Shift+Enter"
