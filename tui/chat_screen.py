@@ -40,7 +40,7 @@ from .settings import Settings
 from .stats_panel import StatsPanel
 from .status_line import StatusLine
 from .tint import Legend
-from .transcript import Transcript, UserMessage
+from .transcript import Note, Transcript, UserMessage
 from .visible import visible
 
 ALARM = "The draft is not helping here (τ below 1.3 over 40 rounds). /block off decodes plainly."
@@ -70,6 +70,7 @@ class ChatScreen(Screen[None]):
         settings: Settings,
         look: Look,
         session: Session | None = None,
+        words: str = "",
         openers: Callable[[str], ServiceOpener] | None = None,
     ) -> None:
         super().__init__()
@@ -86,6 +87,8 @@ class ChatScreen(Screen[None]):
         self.chat = Chat(service, self.session.conversation, model=pair, record=self.session)
         self.answering = Answering(self, low_bandwidth=look.low_bandwidth)
         self.load = PairLoad(self)
+        self._words = words
+        """Said at the start, about the session."""
         self.editing = False
         """The next message takes the place of the last one."""
         self.transcript = Transcript(ascii_only=look.ascii_only)
@@ -123,6 +126,8 @@ class ChatScreen(Screen[None]):
         """Show what was saved, watch the load."""
         self.apply_settings()
         await self.transcript.show(self.chat.conversation)
+        if self._words:
+            await self.transcript.add(Note(self._words, classes="error"))
         await self.load.watch()
 
     # -- state

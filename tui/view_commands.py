@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from . import figures
 from .dialogs import Choice, ChooseDialog, TextDialog
 from .help import help_text
 from .machine import fits, memory_here
+from .themes import of_terminal
 from .visible import one_line
 
 if TYPE_CHECKING:
@@ -137,10 +139,12 @@ def theme(screen: ChatScreen, argument: str) -> None:
     """Choose a theme."""
     if not argument:
         screen.app.search_themes()
+    elif argument == "auto":
+        screen.app.theme = of_terminal(os.environ)
     elif argument in screen.app.available_themes:
         screen.app.theme = argument
     else:
-        names = ", ".join(sorted(screen.app.available_themes))
+        names = ", ".join(["auto", *sorted(screen.app.available_themes)])
         raise OptionError(f"There is no theme {one_line(argument, 40)}.", f"There are {names}.")
 
 

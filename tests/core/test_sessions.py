@@ -320,7 +320,6 @@ def test_an_answer_that_goes_on_is_traced_on(engine: Engine, store: SessionStore
 @pytest.mark.parametrize(
     "saved",
     ["", "7.4.5", "x", "7.4.5:d3;", "7.4.5:z3", f"{'9' * 5000}.0.0:d1", "1.1.1:d999;0.0.0:"],
-    ["", "7.4.5", "x", "7.4.5:d3;", "7.4.5:z3", f"{'9' * 5000}.0.0:d1", "1.1.1:d999;0.0.0:"],
 )
 def test_an_odd_trace_costs_no_text(saved: str) -> None:
     rounds = Trace.decode(saved, "some text").rounds

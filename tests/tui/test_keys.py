@@ -234,6 +234,19 @@ async def test_ctrl_s_goes_through_the_panel() -> None:
         assert "tokens per round" not in driver.words()
 
 
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (100, 30), (120, 40)])
+async def test_the_panel_lies_over_the_chat_where_room_is_short(size: tuple[int, int]) -> None:
+    async with chat(TWO, size=size) as driver:
+        await driver.say("hi")
+        height = driver.screen.transcript.size.height
+        await driver.pilot.press("ctrl+s", "ctrl+s")
+        await driver.until(lambda: "tokens per round" in driver.words())
+        assert "d7" in driver.words()
+        assert (driver.screen.transcript.size.height == height) == (size[0] < 110)
+        assert "First." in driver.words()  # the newest text stays in sight
+        assert "stopped by eos" in driver.words()
+
+
 async def test_ctrl_t_tints_and_rounds_can_be_stepped_through() -> None:
     opener = ScriptedOpener(("Some words to colour.",), accepts=(3,))
     async with chat(opener) as driver:
