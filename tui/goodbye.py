@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dflash_local.chat import Answer
@@ -44,8 +45,7 @@ def _program(started: Path) -> list[str]:
     if found is not None and os.path.samefile(found, started):
         return [started.name]
     whole = os.path.abspath(started)
-    try:
-        near = os.path.join(os.curdir, os.path.relpath(whole))
-    except ValueError:  # another drive
-        near = whole
-    return [min(near.removeprefix("./") if "/" in near[2:] else near, whole, key=len)]
+    with suppress(ValueError):  # on another drive
+        near = os.path.relpath(whole)
+        return [min(near if os.sep in near else os.path.join(os.curdir, near), whole, key=len)]
+    return [whole]
