@@ -14,7 +14,10 @@ class Completions(Static):
     """Hidden while nothing can be completed."""
 
     DEFAULT_CSS = """
-    Completions { display: none; height: auto; max-height: 10; padding: 0 2; background: $panel; }
+    Completions {
+        display: none; height: auto; max-height: 10; padding: 0 2; background: $panel;
+        text-wrap: nowrap; text-overflow: ellipsis;
+    }
     Completions.shown { display: block; }
     """
 
@@ -22,7 +25,7 @@ class Completions(Static):
         """Offer what ``typed`` may become."""
         actions = REGISTRY.complete(typed)
         self.set_class(bool(actions), "shown")
-        lines = [f"{action.usage:<30} {action.title}" for action in actions[:MOST]]
+        lines = [f"{action.usage:<22} {action.title}" for action in actions[:MOST]]
         more = f" · {len(actions) - MOST} more" if len(actions) > MOST else ""
         self.update(Content("\n".join([*lines, f"Tab completes{more}"])))
 

@@ -12,7 +12,7 @@ from .chat_settings import SETTINGS
 _PROMPT_KEYS = (
     ("prompt.send", "enter", "send; queue it while a reply is written"),
     ("prompt.newline", "shift+enter,ctrl+j", "new line"),
-    ("", "up,down", "earlier and later prompts, from the first and last row"),
+    ("", "up,down", "earlier and later prompts"),
     ("", "tab", "complete a /command"),
     ("", "end", "end of the line, then end of the chat"),
 )

@@ -17,14 +17,15 @@ from dflash_local.sessions import read
 from tests.tui.driver import Driver, chat
 from tests.tui.test_load import lag, resident
 
-TURNS = 60
+TURNS = 48
 CHAT = 12
 """Turns of one chat; then a new one begins."""
-LINES = [f"    total_{n} = items[{n}] + compute(x[{n}])" for n in range(3)]
-REPLY = "Some **text** first.\n\n- one\n- two\n\n```python\n" + "\n".join(LINES) + "\n```\n"
+LINES = [f"    total_{n} = items[{n}] + compute(x[{n}])" for n in range(2)]
+REPLY = "Some **text**:\n\n- one\n\n```python\n" + "\n".join(LINES) + "\n```\n"
 STOPPED, RETRIED, EDITED = (5, 9), (2, 7), (4, 10)
 """Turns of each chat with which that happens."""
-REPLIES = tuple(REPLY * 16 if place in STOPPED else REPLY for place in range(CHAT))
+LONG = f"{REPLY}\n{'word ' * 2000}"
+REPLIES = tuple(LONG if place in STOPPED else REPLY for place in range(CHAT))
 SIZES = ((80, 24), (120, 40), (60, 15), (100, 30))
 
 
