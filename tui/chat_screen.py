@@ -43,7 +43,7 @@ from .tint import Legend
 from .transcript import Note, Transcript, UserMessage
 from .visible import visible
 
-ALARM = "The draft is not helping here (τ below 1.3 over 40 rounds). /block off decodes plainly."
+ALARM = "The draft is not helping (τ below 1.3): try /block off."
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def edit_last(screen: ChatScreen, _: str) -> None:
     screen.prompt.set_text(screen.chat.conversation.turns[-1].current.user)
     screen.prompt.focus()
     screen.editing = True
-    screen.keys.say("Editing the last message: Enter answers it anew, Esc leaves it as it was.")
+    screen.keys.say("Editing: Enter answers anew, Esc leaves it as it was.")
 
 
 async def go_on(screen: ChatScreen, _: str) -> None:

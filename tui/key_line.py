@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
@@ -77,7 +76,7 @@ class KeyLine(Static):
         self._said = text
         self.set_class(alarm, "alarm")
         self.set_class(bool(text), "said")
-        self._draw(self.size.width)
+        self._draw()
 
     def twice(self, what: str, words: str) -> bool:
         """Whether this is the second press within a moment; the first one is told."""
@@ -91,15 +90,15 @@ class KeyLine(Static):
     def busy(self, generating: bool) -> None:
         """Whether there is an answer to stop."""
         self._generating = generating
-        self._draw(self.size.width)
+        self._draw()
 
-    def on_resize(self, event: events.Resize) -> None:
+    def on_resize(self) -> None:
         """Fit into the new width."""
-        self._draw(event.size.width)
+        self._draw()
 
-    def _draw(self, width: int) -> None:
+    def _draw(self) -> None:
         line = self._said or key_line(
-            width,
+            self.content_size.width,
             keymap=self.keymap,
             enter_sends=self.enter_sends,
             generating=self._generating,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
@@ -90,8 +89,11 @@ class StatusLine(Static):
     def show(self, values: Status) -> None:
         """Draw the line anew."""
         self.values = values
-        self.update(status(values, self.size.width - 2, ascii_only=self._ascii))
+        self._draw()
 
-    def on_resize(self, event: events.Resize) -> None:
+    def on_resize(self) -> None:
         """Fit into the new width."""
-        self.update(status(self.values, event.size.width, ascii_only=self._ascii))
+        self._draw()
+
+    def _draw(self) -> None:
+        self.update(status(self.values, self.content_size.width, ascii_only=self._ascii))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.tui.key_line import key_line
 from tests.tui.driver import chat
 
 LONG = ScriptedOpener(("word " * 3000,), accepts=(2,), round_ms=10)
@@ -82,3 +83,11 @@ async def test_passing_words_cover_neither_the_newest_text_nor_the_lines_below(
         assert "stopped by eos" in shown
         assert "tok/s" in driver.shown().splitlines()[-1]
         assert "Message, or /" in shown
+
+
+async def test_the_key_line_is_never_cut() -> None:
+    async with chat() as driver:
+        for width in range(41, 160, 7):
+            await driver.pilot.resize_terminal(width, 24)
+            await driver.pilot.pause()
+            assert driver.shown().splitlines()[-2].strip() == key_line(width - 2)
