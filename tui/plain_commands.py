@@ -28,8 +28,8 @@ def _help(plain: PlainChat, _: str) -> None:
     plain.say("Commands:")
     for action in REGISTRY.actions:
         if action.slash in COMMANDS:
-            takes = _TAKES.get(action.slash, action.takes)
-            plain.say(f"  {f'/{action.slash} {takes}'.strip():<24} {action.title}")
+            takes, title = _HERE.get(action.slash, (action.takes, action.title))
+            plain.say(f"  {f'/{action.slash} {takes}'.strip():<24} {title}")
     plain.say("  //text                   send text that begins with a slash")
     for line in ("Settings:", *settings_help(), "Figures:", *definitions()):
         plain.say(line)
@@ -140,5 +140,11 @@ COMMANDS: Mapping[str, Callable[[PlainChat, str], None]] = {
     "log": _log,
     "quit": _quit,
 }
-_TAKES = {"edit": "text", "load": "[number]"}
-"""Arguments that differ from the full screen's, which has a list or a prompt for them."""
+_HERE = {
+    "edit": ("text", "Answer the last message anew, as this text"),
+    "help": ("", "Commands, settings and what the figures mean"),
+    "load": ("[number]", "List the saved chats, or open one"),
+    "stats": ("", "The figures of the last answer"),
+    "undo": ("", "Take the last message and its answer back"),
+}
+"""Arguments and words where they differ from the full screen's."""
