@@ -76,7 +76,7 @@ class KeyLine(Static):
         self._said = text
         self.set_class(alarm, "alarm")
         self.set_class(bool(text), "said")
-        self._draw()
+        self.refresh()
 
     def twice(self, what: str, words: str) -> bool:
         """Whether this is the second press within a moment; the first one is told."""
@@ -90,17 +90,14 @@ class KeyLine(Static):
     def busy(self, generating: bool) -> None:
         """Whether there is an answer to stop."""
         self._generating = generating
-        self._draw()
+        self.refresh()
 
-    def on_resize(self) -> None:
-        """Fit into the new width."""
-        self._draw()
-
-    def _draw(self) -> None:
+    def render(self) -> Content:
+        """Fitted to the width at hand."""
         line = self._said or key_line(
             self.content_size.width,
             keymap=self.keymap,
             enter_sends=self.enter_sends,
             generating=self._generating,
         )
-        self.update(Content(visible(line.replace("·", "-") if self._ascii else line)))
+        return Content(visible(line.replace("·", "-") if self._ascii else line))

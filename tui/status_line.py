@@ -89,11 +89,8 @@ class StatusLine(Static):
     def show(self, values: Status) -> None:
         """Draw the line anew."""
         self.values = values
-        self._draw()
+        self.refresh()
 
-    def on_resize(self) -> None:
-        """Fit into the new width."""
-        self._draw()
-
-    def _draw(self) -> None:
-        self.update(status(self.values, self.content_size.width, ascii_only=self._ascii))
+    def render(self) -> Content:
+        """Fitted to the width at hand."""
+        return status(self.values, self.content_size.width, ascii_only=self._ascii)

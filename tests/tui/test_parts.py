@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -71,6 +71,7 @@ def scanned(text: str, sizes: list[int]) -> list[int]:
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(LINES, max_size=14), st.lists(st.integers(1, 9), max_size=12))
+@example(["- item", "  ```", "text", "  ```", "", "text"], [])
 def test_cutting_at_the_boundaries_changes_nothing_shown(
     lines: list[str], sizes: list[int]
 ) -> None:
