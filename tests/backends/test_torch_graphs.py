@@ -93,23 +93,23 @@ def test_both_contexts_show_a_block_the_same_rows(causal: bool) -> None:
         make(SHAPE, dtype=torch.float32, device=CPU) for make in (SlicedContext, DeviceContext)
     ]
     most = 0
-    for step in range(600):
+    for step in range(250):
         # Prefills, rounds, short rewinds that every window survives, and a fresh start.
-        count = 512 if step in (40, 300) else 1 + step % 4
+        count = 512 if step in (10, 30, 170) else 1 + step % 4
         keys, values = rows(count, 4, 2, 8), rows(count, 4, 2, 8)
         for context in contexts:
             context.begin(count)
             context.write(keys, values)
             context.advance(count)
         if step % 50 == 49:
-            back = 0 if step == 449 else contexts[0].length - 37
+            back = 0 if step == 149 else contexts[0].length - 37
             for context in contexts:
                 context.crop(back)
         block = (rows(4, 4, 8).transpose(0, 1), rows(4, 2, 8), rows(4, 2, 8))
         ours, theirs = (attended(context, SHAPE, block, causal) for context in contexts)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         most = max(most, contexts[0].length)
-    assert most > 1500
+    assert most > 1200
     whole = 2 * 4 * 2 * 3004 * 8 * 4
     for context in contexts:
         assert context.bytes < 0.75 * whole
@@ -144,8 +144,7 @@ def both_forms(target: Path, draft: Path, context: int = 256) -> tuple[TorchBack
     return fixed, views
 
 
-@pytest.mark.parametrize("make", [loop_pair, v2_pair])
-@pytest.mark.parametrize("kind", ["full", "sliding"])
+@pytest.mark.parametrize(("make", "kind"), [(v2_pair, "full"), (loop_pair, "sliding")])
 def test_fixed_addresses_change_no_id(
     make: Callable[[Path], tuple[Path, Path]], kind: str, tmp_path: Path
 ) -> None:
@@ -158,11 +157,11 @@ def test_fixed_addresses_change_no_id(
     for backend in (ours, stock):
         backend.configure(SamplingParams())
         backend.extend(PROMPT)
-    truth = plain(stock, PROMPT, 520)
-    ends = [done(run(backend, max_tokens=520)) for backend in (ours, stock)]
+    truth = plain(stock, PROMPT, 300)
+    ends = [done(run(backend, max_tokens=300)) for backend in (ours, stock)]
     assert ends[0].tokens == ends[1].tokens == tuple(truth)
     # The drafts are the same as well, so the acceptance is.
-    assert ends[0].stats.accepted == ends[1].stats.accepted > 20
+    assert ends[0].stats.accepted == ends[1].stats.accepted > 15
     # Plain rounds in between: their features wait, and the next verify must not reach them.
     ids = []
     for backend in (ours, stock):
