@@ -63,5 +63,5 @@ clean:
 .venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing dflash-local and its test tools into .venv (the first time takes some minutes)."
 	$(PIP) torch
-	$(PIP) -e '.[dev,mlx,cuda]'
+	$(PIP) -e '.[dev,mlx,cuda,plot]'
 	@touch $@ .venv/ready
