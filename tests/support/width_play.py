@@ -6,16 +6,22 @@ ids at token t emits ``min(k, digits[t]) + 1`` tokens, so every policy plays the
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from dflash_local.costs import Costs
 from dflash_local.events import Round
 from dflash_local.width import FixedWidth, Width
+from tests.support.kits import DATA
 
 Text = Sequence[int]
+
+STALLS = 0.01
+"""Share of rounds that take three times as long, as on a machine that has other work."""
 
 # Milliseconds of a round that drafts 0, 1, .. ids.
 TABLES: dict[str, Costs] = {
@@ -80,15 +86,13 @@ def play(
     costs: Costs,
     *,
     noise: float = 0.05,
-    stalls: float = 0.0,
     deeper: float = 0.0,
     seed: int = 1,
 ) -> Played:
     """Play a text to its end.
 
     Args:
-        noise: standard deviation of a round's relative time.
-        stalls: share of rounds that take three times as long.
+        noise: standard deviation of a round's relative time; 0 also leaves out the stalls.
         deeper: how much slower a round is at the end of the text than at its beginning.
     """
     dice = random.Random(seed)
@@ -98,7 +102,7 @@ def play(
         count = width.next(at)
         accepted = min(count, text[at])
         ms = costs.ms[count] * math.exp(dice.gauss(0.0, noise)) * (1.0 + deeper * at / len(text))
-        if dice.random() < stalls:
+        if noise and dice.random() < STALLS:
             ms *= 3.0
         width.observe(Round(1, count, accepted, (0,) * (accepted + 1), ms, None, None, 0))
         spent += ms
@@ -108,14 +112,18 @@ def play(
     return Played(at, spent, tuple(counts), tuple(parked))
 
 
-def best_fixed(text: Text, costs: Costs, **settings: float) -> tuple[int, float]:
-    """The fixed count with the highest speed, and that speed."""
-    speeds = [
-        play(FixedWidth(count), text, costs, **settings).speed  # type: ignore[arg-type]
+def best_fixed(text: Text, costs: Costs, *, noise: float, deeper: float, seed: int) -> float:
+    """The speed of the fixed count that was best, plain decoding included."""
+    return max(
+        play(FixedWidth(count), text, costs, noise=noise, deeper=deeper, seed=seed).speed
         for count in range(len(costs.ms))
-    ]
-    best = max(range(len(speeds)), key=speeds.__getitem__)
-    return best, speeds[best]
+    )
+
+
+def recorded(topic: str, length: int) -> list[int]:
+    """A topic's answers of the demo pair, over and over."""
+    answers = json.loads((DATA / "acceptance.json").read_text())[topic]
+    return [int(digit) for digit in islice(cycle("".join(answers)), length)]
 
 
 def mismeasured(costs: Costs, error: float, seed: int = 1) -> Costs:
