@@ -3,6 +3,7 @@
 # make lint    ruff, mypy --strict, import-linter
 # make bench   plain against speculative on the demo pair
 # make bench-gpu  the forwards alone, random weights, on a card (reduced without one)
+# make bench-peers  this program and the published dflash in turn on the demo pair (Linux)
 # make clean   remove .venv and everything that was built
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; MODEL=name another pair.
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
 TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
 
-.PHONY: chat test lint bench bench-gpu clean
+.PHONY: chat test lint bench bench-gpu bench-peers clean
 
 chat: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
@@ -45,6 +46,9 @@ bench: .venv/ready
 
 bench-gpu: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m dflash_local.backends.torch_bench $(ARGS)
+
+bench-peers: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_peers $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,7 +85,7 @@ class Setup:
                 *info.versions,
             ),
             platform=f"{platform.system()} {platform.machine()}",
-            processor=_processor(),
+            processor=processor(),
             prompts=prompts_hash(prompts),
             prompt_count=len(prompts),
             max_tokens=max_tokens,
@@ -104,7 +104,8 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor, as far as the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
