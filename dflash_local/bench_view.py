@@ -142,9 +142,8 @@ def _bench(report: BenchReport, markdown: bool) -> list[str]:
     how = f"block {_block(report.block)}, greedy, repeats {report.repeats}"
     if ranged:
         how += ": medians (least to most)"
-    if len(rows) == 1:
-        rows = []
-    return [how, "", grid(kinds, [*rows, total]), "", *listed]
+    shown = rows if len(rows) == 1 else [*rows, total]
+    return [how, "", grid(kinds, shown), "", *listed]
 
 
 def _sampled_lines(report: SampledReport) -> list[str]:
@@ -241,7 +240,7 @@ def _mib(size: int) -> str:
 def _counts(counts: Sequence[tuple[int, int]]) -> str:
     """Which counts were drafted in what share of the rounds."""
     total = sum(rounds for _, rounds in counts)
-    return "  ".join(f"{count}: {rounds / total:.0%}" for count, rounds in counts)
+    return "  ".join(f"{count} ids {rounds / total:.0%}" for count, rounds in counts)
 
 
 def _trace(runs: Sequence[tuple[int, int]]) -> str:
