@@ -4,6 +4,7 @@
 # make bench   plain against speculative on the demo pair
 # make bench-gpu  the forwards alone, random weights, on a card (reduced without one)
 # make bench-peers  this program and the published dflash in turn on the demo pair (Linux)
+# make demo-draft  train the demo draft anew (hours; resumes), into dflash_local/demo_draft
 # make clean   remove .venv and everything that was built
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; MODEL=name another pair.
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
 TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
 
-.PHONY: chat test lint bench bench-gpu bench-peers clean
+.PHONY: chat test lint bench bench-gpu bench-peers demo-draft clean
 
 chat: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
@@ -50,9 +51,16 @@ bench-gpu: .venv/ready-dev
 bench-peers: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_peers $(ARGS)
 
+DEMO_DRAFT := build/demo-draft
+demo-draft: .venv/ready
+	@$(BIN)/dflash-local pull demo
+	$(BIN)/dflash-local train demo --out $(DEMO_DRAFT) --own 9000 --answer-tokens 320 \
+		--minutes 180 --held-out 120 $(ARGS)
+	cp $(DEMO_DRAFT)/draft/* dflash_local/demo_draft/
+
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find dflash_local backends tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find dflash_local backends training tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"dflash-local needs Python 3.10 or newer, this is {v[0]}.{v[1]}; try make PYTHON=python3.12")'

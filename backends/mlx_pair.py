@@ -14,7 +14,14 @@ from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import DraftConfig, read_draft_config
 from dflash_local.errors import DraftMismatch, OptionError
 from dflash_local.events import LoadProgress
-from dflash_local.weights import check_draft, check_draft_ids, read_json, refuse_own_code
+from dflash_local.weights import (
+    check_draft,
+    check_draft_ids,
+    own_rows,
+    read_json,
+    refuse_own_code,
+    stop_ids,
+)
 
 from .mlx_backend import MlxBackend
 from .mlx_draft import MlxDraft
@@ -74,7 +81,11 @@ def open_mlx(
         vocab_size=target.vocab_size,
         block_size=1 if draft_config is None else draft_config.block_size,
         context=context,
-        stop_ids=_stop_ids(target_dir, config),
+        stop_ids=stop_ids(
+            target_dir,
+            [part.get("eos_token_id") for part in (config, config.get("text_config") or {})],
+            target.vocab_size,
+        ),
         versions=(("mlx", version("mlx")), ("mlx-lm", version("mlx-lm"))),
         kernels=_kernels(target, draft, options.draft_bits),
     )
@@ -117,7 +128,7 @@ def _draft(folder: Path, config: DraftConfig, target: LayeredTarget, bits: int |
     check_draft_ids(
         config,
         target.vocab_size,
-        None if rows is None else rows.shape[0],
+        own_rows(folder),
         None if offsets is None else read_ints(offsets),
     )
     return MlxDraft(
@@ -137,15 +148,6 @@ def _context(config: Mapping[str, Any], asked: int | None) -> int:
     if not 1 <= asked <= limit:
         raise OptionError(f"The context is {asked}, the model holds 1 to {limit} tokens.")
     return asked
-
-
-def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every end-of-sequence id of the generation config, else of the model's config."""
-    path = folder / "generation_config.json"
-    text = config.get("text_config") or {}
-    sources = [read_json(path) if path.is_file() else {}, config, text]
-    found: Any = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), ())
-    return (found,) if isinstance(found, int) else tuple(found)
 
 
 def _device() -> str:

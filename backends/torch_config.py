@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_local.errors import BackendUnavailable, WeightsError
 from dflash_local.weights import folder_shapes, read_json, refuse_own_code
 
 from .torch_families import FAMILIES, THROUGH_TRANSFORMERS
 from .torch_target import LayerShape, TargetShape
+
+_ROPE_NAMES = ("default", "mrope", "su")
+"""Kinds that have no function of their own: the library reads them as others."""
 
 
 def target_config(folder: Path) -> Any:
@@ -31,11 +36,25 @@ def target_config(folder: Path) -> Any:
             f"It runs {', '.join(known)}.",
         )
     folder_shapes(folder)
+    _check_rope(raw.get("text_config") or raw, folder)
     try:
         whole = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         return whole.get_text_config(decoder=True)
     except Exception as error:
         raise WeightsError(f"{folder}/config.json is not usable: {error}") from error
+
+
+def _check_rope(text: Mapping[str, Any], folder: Path) -> None:
+    """Refuse rotary embeddings that the library does not know; layers may each name their own."""
+    named = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    parts = (named, *named.values()) if isinstance(named, dict) else ()
+    for part in parts:
+        kind = (part.get("rope_type") or part.get("type")) if isinstance(part, dict) else None
+        if kind not in (None, *_ROPE_NAMES, *ROPE_INIT_FUNCTIONS):
+            raise WeightsError(
+                f"{folder}/config.json: rotary embedding {kind!r} is not supported.",
+                f"Known are default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}.",
+            )
 
 
 def target_shape(config: Any) -> TargetShape:
@@ -72,14 +91,3 @@ def _layer_shape(config: Any, kind: str, window: int | None, *, stored: bool) ->
         head_dim=int(dim),
         stored=stored,
     )
-
-
-def stop_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Every end-of-sequence id of the generation config, else of the model's config."""
-    path = folder / "generation_config.json"
-    ids = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = config.eos_token_id if ids is None else ids
-    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(item, int) for item in listed):
-        raise WeightsError(f"{path}: eos_token_id is {ids!r}.", "Pull the model again.")
-    return tuple(listed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.draft_config import DraftConfig
-from dflash_local.weights import check_draft_ids
+from dflash_local.weights import check_draft_ids, own_rows
 
 from .torch_draft import TorchDraft
 from .torch_linear import LinearMaker, dense
@@ -28,11 +28,11 @@ def load_draft(
     wide = config.v2 is not None and target.dtype == torch.float16
     dtype = torch.float32 if wide else target.dtype
     weights = TensorReader(folder, dtype, target.device)
-    own_rows, offsets = weights.get("embed_tokens.weight"), weights.get("d2t")
+    offsets = weights.get("d2t")
     check_draft_ids(
         config,
         target.shape.vocab_size,
-        None if own_rows is None else len(own_rows),
+        own_rows(folder),
         None if offsets is None else offsets.tolist(),
     )
     config = replace(config, vocab_size=target.shape.vocab_size)

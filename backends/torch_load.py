@@ -16,10 +16,10 @@ from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
 from dflash_local.errors import EngineError, OptionError
 from dflash_local.events import LoadProgress
-from dflash_local.weights import check_draft
+from dflash_local.weights import check_draft, stop_ids
 
 from .torch_backend import TorchBackend
-from .torch_config import stop_ids, target_config, target_shape
+from .torch_config import target_config, target_shape
 from .torch_draft_load import load_draft
 from .torch_graphs import GraphedTarget
 from .torch_lean import LeanTarget
@@ -131,7 +131,7 @@ def open_pair(
         vocab_size=shape.vocab_size,
         block_size=draft_config.block_size if draft_config else 1,
         context=context,
-        stop_ids=stop_ids(target_dir, config),
+        stop_ids=stop_ids(target_dir, [config.eos_token_id], shape.vocab_size),
         versions=_versions(quantiser),
         kernels=_kernels(device, target, quantiser),
     )

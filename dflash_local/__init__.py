@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dflash_local.aio import acomplete, astream
+    from dflash_local.chat import Answer, Chat, ChatOptions, Conversation
     from dflash_local.engine import Engine, Reply
-    from dflash_local.errors import DflashError
+    from dflash_local.errors import (
+        BackendUnavailable,
+        ContextFull,
+        DflashError,
+        DoesNotFit,
+        DownloadError,
+        DraftMismatch,
+        EngineError,
+        NotDownloaded,
+        OptionError,
+        RegistryError,
+        UnknownModel,
+        WeightsError,
+    )
     from dflash_local.events import Done, Event, LoadProgress, Piece, Prefill, Round, Text, Usage
     from dflash_local.prompting import Message
     from dflash_local.sampling import SamplingParams
@@ -26,7 +40,15 @@ _HOMES = {
     **dict.fromkeys(("Engine", "Reply"), "engine"),
     "Message": "prompting",
     **dict.fromkeys(("acomplete", "astream"), "aio"),
-    "DflashError": "errors",
+    **dict.fromkeys(("Answer", "Chat", "ChatOptions", "Conversation"), "chat"),
+    **dict.fromkeys(
+        (
+            *("BackendUnavailable", "ContextFull", "DflashError", "DoesNotFit", "DownloadError"),
+            *("DraftMismatch", "EngineError", "NotDownloaded", "OptionError", "RegistryError"),
+            *("UnknownModel", "WeightsError"),
+        ),
+        "errors",
+    ),
     **dict.fromkeys(
         ("Done", "Event", "LoadProgress", "Piece", "Prefill", "Round", "Text", "Usage"), "events"
     ),
@@ -35,21 +57,36 @@ _HOMES = {
 }
 
 __all__ = [
+    "Answer",
+    "BackendUnavailable",
+    "Chat",
+    "ChatOptions",
+    "ContextFull",
+    "Conversation",
     "DflashError",
+    "DoesNotFit",
     "Done",
+    "DownloadError",
+    "DraftMismatch",
     "DraftStats",
     "Engine",
+    "EngineError",
     "Event",
     "LoadProgress",
     "Message",
+    "NotDownloaded",
+    "OptionError",
     "Piece",
     "Prefill",
+    "RegistryError",
     "Reply",
     "Round",
     "SamplingParams",
     "StatsSummary",
     "Text",
+    "UnknownModel",
     "Usage",
+    "WeightsError",
     "__version__",
     "acomplete",
     "astream",

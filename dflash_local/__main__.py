@@ -2,6 +2,6 @@
 
 import sys
 
-from dflash_local.cli import main
+from dflash_local.start import main
 
 sys.exit(main())

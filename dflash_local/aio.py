@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine, Reply, reply_of
 from dflash_local.events import Event
 from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
@@ -66,7 +66,12 @@ async def acomplete(
     thinking: bool | None = None,
     reuse: bool = True,
 ) -> Reply:
-    """``Engine.complete`` without blocking the event loop."""
-    return await asyncio.to_thread(
-        lambda: engine.complete(messages, sampling, block=block, thinking=thinking, reuse=reuse)
+    """``Engine.complete`` without blocking the event loop; cancelling works as for ``astream``."""
+    return reply_of(
+        [
+            event
+            async for event in astream(
+                engine, messages, sampling, block=block, thinking=thinking, reuse=reuse
+            )
+        ]
     )

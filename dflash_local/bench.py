@@ -162,7 +162,7 @@ def run(
         tau=tau(drafted),
         draft_rate=sum(r.stats.accepted for r in drafted)
         / max(1, sum(r.stats.drafted for r in drafted)),
-        positions=_positions(drafted),
+        positions=positions(drafted),
         kinds=tuple(
             _kind(kind, [[pairs[i] for i in numbers[kind]] for pairs in passes]) for kind in kinds
         ),
@@ -278,7 +278,8 @@ def _kind(kind: str, passes: Sequence[Sequence[Pair]]) -> KindFigures:
     return KindFigures(kind, tau(drafted), _speed(passes, 0), _speed(passes, 1), _ratio(passes))
 
 
-def _positions(replies: Sequence[Reply]) -> tuple[PositionRate, ...]:
+def positions(replies: Sequence[Reply]) -> tuple[PositionRate, ...]:
+    """Acceptance per position over several answers."""
     depth = max((len(reply.stats.positions) for reply in replies), default=0)
     rates = [
         [r.stats.positions[index] for r in replies if len(r.stats.positions) > index]

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
 from dflash_local.errors import DflashError
+from dflash_local.start import EXIT_INTERRUPTED
 
 
 class CommandModule(Protocol):
@@ -42,11 +43,10 @@ COMMANDS = (
     Command("add", "dflash_local.cli_add", "write a pair of your own into models.toml"),
     Command("rm", "dflash_local.cli_rm", "delete a pair's files"),
     Command("du", "dflash_local.cli_du", "what models take on the disk"),
+    Command("train", "dflash_local.cli_train", "train a draft for a target of your own"),
     Command("doctor", "dflash_local.cli_doctor", "check this machine and say what to mend"),
     Command("completion", "dflash_local.cli_completion", "a completion script for your shell"),
 )
-
-EXIT_INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -96,9 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("dflash-local: stopped", file=sys.stderr)  # noqa: T201
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # whoever read left; start.py closes the pipe
+        raise
     except OSError as error:  # a full disk under stdout, a name that no file system takes
         print(f"dflash-local: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -7,17 +7,24 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from dflash_local import places, registry
-from dflash_local.draft_config import read_draft_config
-from dflash_local.errors import OptionError, RegistryError
-from dflash_local.hub_cache import write_text
-from dflash_local.pairs import BACKENDS, KINDS, THINKING, WEIGHTS, parse_pairs
+from dflash_local import hub, paths, places, registry
+from dflash_local.draft_config import parse_draft_config
+from dflash_local.errors import DownloadError, OptionError, RegistryError
+from dflash_local.hub_cache import is_repo_id, write_text
+from dflash_local.pairs import BACKENDS, KINDS, SHAPE_KEYS, THINKING, WEIGHTS, parse_pairs
+from dflash_local.target_shape import limit_of, shape_of
+from dflash_local.transfer import Patience
+from dflash_local.weights import read_json
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+_QUICK = Patience(attempts=2, timeout=10.0)
+"""What a hub may take that is only asked for sizes."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,20 +82,21 @@ def registry_name(name: str) -> bool:
 
 
 def _check_place(place: str) -> None:
-    if not _folder(place) and not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+    if not _folder(place) and not is_repo_id(place):
         raise OptionError(f"{place} is neither a folder nor ORG/NAME.", "Check the spelling.")
 
 
 def _folder(place: str) -> Path | None:
-    folder = Path(place).expanduser()
-    return folder.resolve() if folder.is_dir() else None
+    folder = paths.existing_folder(place)
+    return None if folder is None else folder.resolve()
 
 
 def _entry(args: argparse.Namespace, header: str) -> str:
     kind, block = args.kind, args.block
-    draft_dir = _folder(args.draft) or places.find(args.draft)
-    if draft_dir is not None:
-        config = read_draft_config(draft_dir)
+    draft, draft_size = _look(args.draft)
+    target, target_size = _look(args.target)
+    if draft is not None:
+        config = parse_draft_config(draft, f"config.json of {args.draft}")
         kind = kind or ("dflash2" if config.v2 else "dflash")
         block = block or config.block_size
     if block is None:
@@ -97,29 +105,58 @@ def _entry(args: argparse.Namespace, header: str) -> str:
             f"Give --block, or fetch the draft first: dflash-local pull {args.draft}.",
         )
     base = args.base or (args.target if not _folder(args.target) else args.name)
+    context = args.context or (limit_of(target) if target is not None else 0)
     lines = [
         f"{header}]",
         f"title = {_text(args.title or args.name)}",
         f"kind = {_text(kind or 'dflash')}",
         f"base = {_text(base)}",
         f"block = {block}",
-        *([f"context = {args.context}"] if args.context else []),
+        *([f"context = {context}"] if context else []),
         f"thinking = {_text(args.thinking)}",
         "verified = false",
+        *(_shape(target, header) if target is not None else ()),
         f"{header}.draft]",
-        *_place(args.draft),
+        *_place(args.draft, draft_size),
         f"[{header}.target]]",
-        *_place(args.target),
+        *_place(args.target, target_size),
         f"backend = {_text(args.backend)}",
         f"weights = {_text(args.weights)}",
     ]
     return "\n".join(lines)
 
 
-def _place(place: str) -> list[str]:
+def _look(place: str) -> tuple[dict[str, Any] | None, int]:
+    """The config of a model, from the disk or else from the hub, and the bytes of a download;
+    (None, 0) where neither is to be had, which only leaves its memory unknown until it is pulled.
+    """
+    folder = _folder(place) or places.find(place)
+    if folder is not None:
+        return read_json(folder / "config.json"), 0
+    if hub.offline():
+        return None, 0
+    try:
+        size = hub.list_files(place, "", _QUICK).total
+        return hub.read_config(place, _QUICK), size
+    except DownloadError as error:
+        note = f"{error.cause} What {place} needs is unknown until it is pulled."
+        print(f"dflash-local: {note}", file=sys.stderr)  # noqa: T201
+        return None, 0
+
+
+def _shape(config: dict[str, Any], header: str) -> list[str]:
+    """The table that memory is counted from; empty for a config of no language model."""
+    shape = shape_of(config)
+    if not (shape.hidden and shape.kv_heads and shape.head_dim):
+        return []
+    known = {key: getattr(shape, key) for key in SHAPE_KEYS}
+    return [f"{header}.shape]", *(f"{k} = {v}" for k, v in known.items() if v or k == "kv_layers")]
+
+
+def _place(place: str, size: int) -> list[str]:
     folder = _folder(place)
     if folder is None:
-        return [f"repo = {_text(place)}"]
+        return [f"repo = {_text(place)}", *([f"approx_bytes = {size}"] if size else [])]
     return [f"repo = {_text(str(folder))}", 'source = "folder"']
 
 

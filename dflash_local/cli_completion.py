@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from dflash_local import registry
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -17,5 +19,18 @@ def run(args: argparse.Namespace) -> int:
 
     from dflash_local.cli import parser
 
-    print(shtab.complete(parser(), shell=args.shell))  # noqa: T201
+    root = parser()
+    _offer_names(root, sorted(registry.registry()))
+    print(shtab.complete(root, shell=args.shell))  # noqa: T201
     return 0
+
+
+def _offer_names(root: argparse.ArgumentParser, names: list[str]) -> None:
+    """Let ``pull``, ``rm`` and ``--model`` be completed with the pairs that are known now."""
+    for action in root._actions:  # argparse has no other way to its own arguments
+        if isinstance(action, argparse._SubParsersAction):
+            for command, sub in action.choices.items():
+                if command != "add":
+                    _offer_names(sub, names)
+        elif action.dest in ("name", "model"):
+            action.choices = names

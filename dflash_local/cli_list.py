@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             (
                 pair.name,
                 state(pair),
-                *((_fits_cell(fits[pair.name]),) if args.fits else ()),
+                *((_fits_cell(pair, fits[pair.name]),) if args.fits else ()),
                 pair.kind,
                 str(pair.block),
                 verified,
@@ -69,13 +69,24 @@ def fit_of(pair: Pair) -> Fit | None:
     return min(known, key=lambda result: result.need.total) if known else None
 
 
-def _fits_cell(result: Fit | None) -> str:
-    """``to 8k`` with the largest context, ``no: 18 GB`` with the need, ``?`` where not known."""
+def _fits_cell(pair: Pair, result: Fit | None) -> str:
+    """``to 8k`` with the largest context, ``no: 18 GB`` with the need, or why it is not known."""
     if result is None:
-        return "?"
+        return _unknown(pair)
     if result.largest_context < 256:
         return f"no: {result.need.total / 1e9:.0f} GB"
     return f"to {result.largest_context / 1024:.0f}k"
+
+
+def _unknown(pair: Pair) -> str:
+    """Why a pair cannot be held against this machine's memory."""
+    try:
+        backend = backend_name()
+    except BackendUnavailable:
+        return "no backend here"
+    if not pair.targets_for(backend):
+        return f"no {backend} target"
+    return "unknown until pulled"
 
 
 def state(pair: Pair) -> str:
@@ -93,6 +104,7 @@ def _entry(pair: Pair, fits: Mapping[str, Fit | None]) -> dict[str, object]:
     more: dict[str, object] = {}
     if fits:
         more["fit"] = None if result is None else {**asdict(result), "fits": result.fits}
+        more["fit_unknown"] = _unknown(pair) if result is None else ""
     return {
         **more,
         **asdict(pair),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dflash_local import registry
 from dflash_local.errors import BackendUnavailable, DoesNotFit, OptionError, UnknownModel
+from dflash_local.hub_cache import is_repo_id
 from dflash_local.pairs import Files, Pair
 from dflash_local.progress import PullProgress, PullReport
 from dflash_local.pull import pull
@@ -65,7 +65,7 @@ def _wanted(args: argparse.Namespace) -> tuple[str, list[Files]]:
     try:
         pair = registry.find(args.name)
     except UnknownModel:
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", args.name):
+        if not is_repo_id(args.name):
             raise
         return args.name, [Files(repo=args.name, revision=args.revision), *own]
     return pair.name, [choose_target(pair, args.backend, args.weights), *(own or [pair.draft])]

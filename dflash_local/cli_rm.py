@@ -8,7 +8,7 @@ import sys
 
 from dflash_local import registry, storage
 from dflash_local.errors import OptionError
-from dflash_local.hub_cache import RepoFolder
+from dflash_local.hub_cache import RepoFolder, is_repo_id
 from dflash_local.pairs import Files
 
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.partials:
         count, freed = storage.remove_partials()
         return _say(args, f"{count} partial files", freed, [])
-    if "/" in args.name and RepoFolder(args.name).home.is_dir():
+    if is_repo_id(args.name) and RepoFolder(args.name).home.is_dir():
         gone, kept = [Files(repo=args.name)], list[str]()
     else:
         gone, kept = storage.removable(registry.find(args.name))

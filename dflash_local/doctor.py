@@ -16,10 +16,12 @@ from pathlib import Path
 
 from dflash_local import __version__, demo, free_memory, paths, registry, storage
 from dflash_local.cli_list import state
+from dflash_local.costs import Costs, costs_folder
 from dflash_local.errors import DflashError
 from dflash_local.fit import gigabytes
 from dflash_local.hub import endpoint, offline
 from dflash_local.select import backend_name
+from dflash_local.stats import StatsSummary
 
 PACKAGES = (
     *("torch", "mlx", "mlx-lm", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
@@ -182,9 +184,9 @@ def _self_test() -> Iterator[Finding]:
             spent = time.monotonic() - begun
             if spent > _TEST_SECONDS:  # a busy machine: fewer tokens say enough
                 settings = SamplingParams(max_tokens=16)
-            drafted = engine.complete(_PROMPT, settings, reuse=False)
+            info, costs = engine.info, engine.costs
+            drafted = engine.complete(_PROMPT, settings, block=info.block_size, reuse=False)
             plain = engine.complete(_PROMPT, settings, block=0, reuse=False)
-            info = engine.info
     except DflashError as error:
         yield Finding("bad", "self-test", error.cause, error.next_step)
         return
@@ -209,3 +211,28 @@ def _self_test() -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "self-test", f"{len(plain.tokens)} ids equal, {stats}, {took}")
+    if costs is not None:
+        yield _drafting(costs, drafted.stats)
+
+
+def _drafting(costs: Costs, stats: StatsSummary) -> Finding:
+    """Whether drafting pays here: what rounds cost, as remembered, against what they yielded."""
+    expected, best, count = 1.0, 0.0, 1
+    for index, position in enumerate(stats.positions[: len(costs.ms) - 1], 1):
+        expected += position.rate
+        gain = expected * costs.ms[0] / costs.ms[index]
+        if gain > best:
+            best, count = gain, index
+    ratio = costs.ms[count] / costs.ms[0]
+    what = f"a round that drafts {count} costs {ratio:.1f} plain steps here"
+    if best > 1.01:
+        return Finding("ok", "drafting", f"pays on the demo, up to {best:.2f} times plain: {what}")
+    return Finding(
+        "warn",
+        "drafting",
+        f"does not pay on the demo, {best:.2f} times plain at best: {what}, so the automatic width "
+        "parks the draft and answers keep plain speed",
+        "if the machine was busy when this was measured, delete "
+        f"{costs_folder()} and run again; else a larger target, a GPU or a CPU with native bf16 "
+        "gains more",
+    )

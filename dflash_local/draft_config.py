@@ -275,6 +275,8 @@ def _refuse_others(raw: Mapping[str, Any], source: str) -> None:
 
 def _rope(fields: _Fields) -> RopeConfig:
     scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise WeightsError(f"{fields.source}: rope_scaling is {scaling!r}, not an object.")
     theta = fields.get("rope_theta") or scaling.get("rope_theta") or DEFAULT_ROPE_THETA
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if fields.get("is_neox_style") is False or fields.get("rope_is_neox_style") is False:
@@ -283,6 +285,8 @@ def _rope(fields: _Fields) -> RopeConfig:
         return RopeConfig(theta=float(theta))
     if kind != "yarn":
         raise WeightsError(f"{fields.source}: rotary embedding {kind!r} is not supported.")
+    if "factor" not in scaling:
+        raise WeightsError(f"{fields.source}: yarn lacks its factor.", "Pull the draft again.")
     factor = float(scaling["factor"])
     original = scaling.get("original_max_position_embeddings") or fields.integer(
         "max_position_embeddings"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -39,6 +39,28 @@ class Reply:
     usage: Usage
     stats: StatsSummary
     rounds: tuple[Round, ...]
+
+
+def reply_of(events: Iterable[Event]) -> Reply:
+    """The whole answer that its events, ``Done`` at the end, make up."""
+    pieces: list[Piece] = []
+    rounds: list[Round] = []
+    for event in events:
+        if isinstance(event, Text):
+            pieces.extend(event.pieces)
+        elif isinstance(event, Round):
+            rounds.append(event)
+        elif isinstance(event, Done):
+            done = event
+    return Reply(
+        text="".join(p.text for p in pieces if p.channel == "answer"),
+        thinking="".join(p.text for p in pieces if p.channel == "think"),
+        tokens=done.tokens,
+        reason=done.reason,
+        usage=done.usage,
+        stats=done.stats,
+        rounds=tuple(rounds),
+    )
 
 
 @dataclass(slots=True)
@@ -117,10 +139,10 @@ class Engine:
             raise outcome
         self.tokenizer = outcome.tokenizer
         self.info: BackendInfo = outcome.backend.info
+        self.costs = outcome.costs
+        """What rounds cost here; None where the width does not follow it."""
         self._width = (
-            FixedWidth(self.info.block_size - 1)
-            if outcome.costs is None
-            else AutoWidth(outcome.costs)
+            FixedWidth(self.info.block_size - 1) if self.costs is None else AutoWidth(self.costs)
         )
 
     def prompt(
@@ -180,25 +202,10 @@ class Engine:
         reuse: bool = True,
     ) -> Reply:
         """Answer in one go; arguments as for ``stream``."""
-        pieces: list[Piece] = []
-        rounds: list[Round] = []
-        for event in self.stream(
-            messages, sampling, block=block, width=width, thinking=thinking, reuse=reuse
-        ):
-            if isinstance(event, Text):
-                pieces.extend(event.pieces)
-            elif isinstance(event, Round):
-                rounds.append(event)
-            elif isinstance(event, Done):
-                done = event
-        return Reply(
-            text="".join(p.text for p in pieces if p.channel == "answer"),
-            thinking="".join(p.text for p in pieces if p.channel == "think"),
-            tokens=done.tokens,
-            reason=done.reason,
-            usage=done.usage,
-            stats=done.stats,
-            rounds=tuple(rounds),
+        return reply_of(
+            self.stream(
+                messages, sampling, block=block, width=width, thinking=thinking, reuse=reuse
+            )
         )
 
     def stop(self) -> None:

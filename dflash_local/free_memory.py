@@ -29,6 +29,8 @@ class Room:
     total: int
     native_bf16: bool = True
     """Whether it multiplies bf16 itself; a CPU without it computes in fp32."""
+    packs_bf16: bool = False
+    """Whether torch brings bf16 weights into an order of the CPU's kernels, which is a copy."""
 
 
 def room(backend: str) -> Room:
@@ -38,7 +40,9 @@ def room(backend: str) -> Room:
     if backend == "torch" and (gpu := _nvidia()):
         return gpu
     free, total = ram()
-    return Room("cpu", "the CPU's memory", max(0, free - _RAM_RESERVE), total, cpu_bf16())
+    return Room(
+        "cpu", "the CPU's memory", max(0, free - _RAM_RESERVE), total, cpu_bf16(), cpu_packs()
+    )
 
 
 def ram() -> tuple[int, int]:
@@ -66,10 +70,21 @@ def ram() -> tuple[int, int]:
 
 def cpu_bf16() -> bool:
     """Whether this CPU multiplies bf16 itself, as far as the system says."""
+    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
+
+
+def cpu_packs() -> bool:
+    """Whether the library of CPU kernels takes bf16 weights here: it asks for these units."""
+    return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
+
+
+def _cpu_flags() -> set[str]:
+    """What the first core can do; empty where the system does not say."""
     with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
-        return "avx512_bf16" in text or "amx_bf16" in text
-    return False
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.split())
+    return set()
 
 
 def _nvidia() -> Room | None:

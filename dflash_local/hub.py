@@ -5,6 +5,8 @@ Listing, log-in and metadata go through huggingface_hub; it is imported only whe
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +85,8 @@ def list_files(repo: str, revision: str, patience: Patience) -> Listing:
         etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
         size = entry.lfs.size if entry.lfs else entry.size
         if etag is None or size is None:
+            etag, size = _ask_file(url, patience)
+        if etag is None or size is None:
             raise DownloadError(
                 f"{endpoint()} does not say size and checksum of {repo}/{name}.",
                 "Use a mirror that does, or unset HF_ENDPOINT.",
@@ -95,6 +99,33 @@ def list_files(repo: str, revision: str, patience: Patience) -> Listing:
             "Choose a repository with safetensors; .bin, .gguf and code are never fetched.",
         )
     return Listing(repo, str(info.sha), tuple(files))
+
+
+def read_config(repo: str, patience: Patience) -> dict[str, Any]:
+    """A repository's config.json on its main branch; nothing is kept on the disk.
+
+    Raises:
+        DownloadError: it cannot be had, or is no JSON object.
+    """
+    client, headers = session()
+    url = f"{endpoint()}/{repo}/resolve/main/config.json"
+    asked = {**headers, "Accept-Encoding": "identity"}
+    try:
+        with client.stream("GET", url, headers=asked, timeout=patience.timeout) as response:
+            status, body = response.status_code, b"".join(response.iter_raw())
+    except Exception as error:
+        if not isinstance(error, (*http_errors(), OSError)):
+            raise
+        raise _unreachable(error) from error
+    if status != 200:
+        raise refusal(repo, status)
+    try:
+        config = json.loads(body)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise DownloadError(f"The config.json of {repo} is no JSON object.", f"See {page(repo)}.")
+    return config
 
 
 def wanted(names: Sequence[str]) -> list[str]:
@@ -156,6 +187,16 @@ def refusal(repo: str, status: int, code: str = "", revision: str = "") -> Downl
     return DownloadError(f"The hub answered {status} for {repo}.", "Try again later.")
 
 
+def _ask_file(url: str, patience: Patience) -> tuple[str | None, int | None]:
+    """Checksum and size of a file that the listing leaves open, by a request for its headers."""
+    from huggingface_hub import get_hf_file_metadata
+
+    with contextlib.suppress(*http_errors(), OSError):
+        about = get_hf_file_metadata(url, timeout=patience.timeout, library_name="dflash-local")
+        return about.etag, about.size
+    return None, None
+
+
 def _patiently(ask: Callable[[], _T], repo: str, revision: str, patience: Patience) -> _T:
     """Ask, and ask again where the hub wants time or the connection dropped."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -185,14 +226,19 @@ def _patiently(ask: Callable[[], _T], repo: str, revision: str, patience: Patien
             if not isinstance(error, (*http_errors(), OSError)):
                 raise
             if attempt == min(3, patience.attempts):
-                raise DownloadError(
-                    f"{endpoint()} could not be reached: {' '.join(str(error).split())}.",
-                    "Check the connection (HTTPS_PROXY where there is a proxy), then run the same "
-                    "command again.",
-                ) from error
+                raise _unreachable(error) from error
             time.sleep(delay)
         delay = min(2 * delay, patience.longest_delay)
     raise AssertionError("unreachable")
+
+
+def _unreachable(error: Exception) -> DownloadError:
+    """No answer at all."""
+    return DownloadError(
+        f"{endpoint()} could not be reached: {error}.",
+        "Check the connection (HTTPS_PROXY where there is a proxy), then run the same command "
+        "again.",
+    )
 
 
 def explain_refusal(repo: str, refused: Refused) -> DownloadError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 _FOREIGN_SUFFIX = ".incomplete"
 """Partials of huggingface_hub itself, which it never takes up again."""
+
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_LONGEST_ID = 96
+
+
+def is_repo_id(name: str) -> bool:
+    """Whether a text can be the id of a repository, ``org/name``, by the hub's own rule."""
+    return len(name) <= _LONGEST_ID and _REPO_ID.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dflash_local.toml_table import TomlTable
 
@@ -45,13 +45,30 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The target's sizes that memory depends on; everything else follows from the files."""
+    """The target's sizes that memory depends on; 0 where one is not known or there is none."""
 
     hidden: int
     kv_layers: int
     """Layers whose K/V grows with the context (all but recurrent and sliding ones)."""
     kv_heads: int
     head_dim: int
+    heads: int = 0
+    """Query heads."""
+    inner: int = 0
+    """Numbers per row in the middle of the feed-forward part."""
+    vocab: int = 0
+    window: int = 0
+    """Rows that a sliding layer sees."""
+    window_layers: int = 0
+    window_kv_heads: int = 0
+    window_head_dim: int = 0
+    recurrent_bytes: int = 0
+    """The states of all recurrent layers, whatever the context."""
+    parameters: int = 0
+    """Weights in all; with it, forms whose size was not published can be judged as well."""
+
+
+SHAPE_KEYS = tuple(field.name for field in fields(Shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +165,9 @@ def _files(table: TomlTable, *, target: bool) -> Files:
 
 def _shape(table: TomlTable) -> Shape:
     """A ``[pair.NAME.shape]``."""
-    shape = Shape(
-        hidden=table.whole("hidden", low=1),
-        kv_layers=table.whole("kv_layers", low=1),
-        kv_heads=table.whole("kv_heads", low=1),
-        head_dim=table.whole("head_dim", low=1),
-    )
+    required = ("hidden", "kv_heads", "head_dim")
+    values = {name: table.whole(name, low=1) for name in required}
+    values["kv_layers"] = table.whole("kv_layers", low=0)
+    values |= {name: table.whole(name, 0, low=0) for name in SHAPE_KEYS if name not in values}
     table.finish()
-    return shape
+    return Shape(**values)

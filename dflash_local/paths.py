@@ -15,6 +15,15 @@ def _folder(variable: str, default: str) -> Path:
     return Path(os.environ.get(variable) or default).expanduser()
 
 
+def existing_folder(place: str | Path) -> Path | None:
+    """The folder that a text names; None where it names none, or nothing that can be one."""
+    try:
+        folder = Path(place).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, a NUL
+        return None
+
+
 def cache_dir() -> Path:
     """Converted models and measured tables; safe to delete. ``DFLASH_CACHE`` moves it."""
     return _folder("DFLASH_CACHE", platformdirs.user_cache_dir(_APP, appauthor=False))

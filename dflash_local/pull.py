@@ -6,16 +6,14 @@ Files that are here already, wherever they lie, cost no request. What was interr
 from __future__ import annotations
 
 import contextlib
-import errno
 import queue
 import shutil
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_local import demo, hub, places
+from dflash_local import demo, disk, hub, places
 from dflash_local.errors import DownloadError
 from dflash_local.hub import Listing
 from dflash_local.hub_cache import RepoFolder
@@ -33,8 +31,7 @@ from dflash_local.transfer import (
 )
 
 PARALLEL = 8
-_RESERVE = 64 * 2**20
-"""Bytes that stay free on the disk beyond what is fetched."""
+_ELSEWHERE = "Make it writable, or point HF_HUB_CACHE at another folder."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +110,10 @@ def _bring(
     for round_ in (1, 2):
         homes = [RepoFolder(listing.repo) for _, listing in listings]
         for home, (_, listing) in zip(homes, listings, strict=True):
-            _check_writable(home.home / "blobs")
+            disk.check_writable(home.home / "blobs", _ELSEWHERE)
             count, freed = home.sweep(listing)
             if count:
-                note = f"removed {count} left-over partial {_files(count)}, {_amount(freed)}"
+                note = f"removed {count} left-over partial {_files(count)}, {disk.amount(freed)}"
                 progress(PullProgress("swept", listing.repo, done=freed, total=freed, note=note))
         _check_space([listing for _, listing in listings], homes[0].home)
         try:
@@ -268,54 +265,28 @@ def _demo_report(repo: str, progress: PullReport) -> demo.Progress:
     return show
 
 
-def _check_writable(folder: Path) -> None:
-    """Fail at once where a file could not be made, naming the folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-            raise
-        raise DownloadError(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            "Make it writable, or point HF_HUB_CACHE at another folder.",
-        ) from error
-
-
 def _check_space(listings: Sequence[Listing], home: Path) -> None:
     """Refuse before the first byte where the disk cannot hold it all."""
-    needed = missing_bytes(listings) + _RESERVE
-    free = shutil.disk_usage(home).free
-    if free < needed:
-        raise DownloadError(
-            f"{_amount(needed)} are needed and the disk of {home.parent} has {_amount(free)} free.",
-            "Free some space (dflash-local du shows what models take), or point HF_HUB_CACHE at "
-            "another disk.",
-        )
+    cure = (
+        "Free some space (dflash-local du shows what models take), or point HF_HUB_CACHE at "
+        "another disk."
+    )
+    disk.check_space(home, missing_bytes(listings), "", cure)
 
 
 def _explain(error: OSError, listings: Sequence[tuple[Files, Listing]]) -> DownloadError:
     """An operating-system error as a cause and a next step."""
     home = RepoFolder(listings[0][1].repo).home
-    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+    if disk.is_full(error):
         missing = missing_bytes([listing for _, listing in listings])
         free = shutil.disk_usage(home.parent).free
         return DownloadError(
-            f"The disk of {home.parent} filled up: {_amount(missing)} are still missing and "
-            f"{_amount(free)} are free.",
+            f"The disk of {home.parent} filled up: {disk.amount(missing)} are still missing and "
+            f"{disk.amount(free)} are free.",
             "Free some space and run the same command again; it goes on from there. "
             "dflash-local rm --partials gives back what is begun.",
         )
-    return DownloadError(
-        f"{error.filename or home} cannot be written: {error.strerror or error}.",
-        "Make it writable, or point HF_HUB_CACHE at another folder.",
-    )
-
-
-def _amount(size: int) -> str:
-    """Bytes for a person."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
+    return disk.cannot_write(error.filename or home, error, _ELSEWHERE)
 
 
 def _files(count: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dflash_local import demo, paths, places
 from dflash_local.errors import NotDownloaded, RegistryError, UnknownModel, WeightsError
+from dflash_local.hub_cache import is_repo_id
 from dflash_local.pairs import Files, Pair, parse_pairs
 
 if sys.version_info >= (3, 11):
@@ -22,7 +23,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOML_LINE = re.compile(r"^(.*?)\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -73,7 +73,7 @@ def find(name: str) -> Pair:
     near = difflib.get_close_matches(name.lower(), pairs, 3, 0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UnknownModel(
-        f"There is no model called {name}.",
+        f"There is no model called {_short(name)}.",
         f"{guess}See dflash-local list; a folder works too: --target FOLDER --draft FOLDER.",
     )
 
@@ -137,9 +137,9 @@ def _pair_of(model: str | Path) -> Pair | None:
     pairs = registry()
     if isinstance(model, str) and name.lower() in pairs:
         return pairs[name.lower()]
-    if Path(name).expanduser().is_dir():
+    if paths.existing_folder(name) is not None:
         return None
-    if _REPO_ID.fullmatch(name):
+    if is_repo_id(name):
         return next(
             (p for p in pairs.values() if name == p.base or any(name == t.repo for t in p.targets)),
             None,
@@ -151,22 +151,27 @@ def _pair_of(model: str | Path) -> Pair | None:
 
 def _local(place: str | Path) -> Path:
     """The folder that a path or a repo id of the hub stands for."""
-    folder = Path(place).expanduser()
-    if folder.is_dir():
+    folder = paths.existing_folder(place)
+    if folder is not None:
         if not (folder / "config.json").is_file():
             raise WeightsError(
                 f"{folder} is no model folder: it has no config.json.",
                 "Give the folder that holds config.json and the .safetensors files.",
             )
         return folder.resolve()
-    if isinstance(place, str) and _REPO_ID.fullmatch(place):
+    if isinstance(place, str) and is_repo_id(place):
         if snapshot := places.find(place):
             return snapshot
         raise NotDownloaded(
             f"{place} is neither a folder nor complete on this machine.",
             f"Check the spelling, or fetch it first: dflash-local pull {place}.",
         )
-    raise WeightsError(f"There is no folder {folder}.", "Check the path.")
+    raise WeightsError(f"There is no folder {_short(str(place))}.", "Check the path.")
+
+
+def _short(name: str) -> str:
+    """A name as it may stand in a message, however long somebody made it."""
+    return name if len(name) <= 80 else f"{name[:60]}... ({len(name)} letters)"
 
 
 def _read(file: Path) -> dict[str, Pair]:

@@ -87,6 +87,8 @@ class PairOpener:
             backend=name,
             dtype=self.options.dtype,
             quantize=self.options.quantize,
+            draft_bits=self.options.draft_bits,
+            head_bits=self.options.head_bits,
             context=self.options.context,
         )
         backend = loader.open_pair(located.target_dir, draft_dir, self.options, progress)

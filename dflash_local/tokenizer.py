@@ -27,6 +27,9 @@ class HubTokenizer:
         settings = folder / "tokenizer_config.json"
         if settings.is_file():
             refuse_own_code(read_json(settings), folder)
+        # What the library remarks about a config is said by the backend, in one line.
+        heard = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
         try:
             self._inner: Any = transformers.AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
@@ -35,6 +38,8 @@ class HubTokenizer:
             raise WeightsError(
                 f"The tokenizer in {folder} cannot be read: {error}", "Pull the model again."
             ) from error
+        finally:
+            transformers.logging.set_verbosity(heard)
         # Requests are encoded on their callers' threads while the engine's thread decodes, and
         # an encoding may set options of the shared tokenizer.
         self._lock = threading.Lock()
@@ -43,6 +48,10 @@ class HubTokenizer:
         self.tags: ThinkTags | None = ThinkTags() if thinks else None
         end = self._inner.eos_token_id
         self.stop_ids: tuple[int, ...] = () if end is None else (int(end),)
+        self.special_ids: tuple[int, ...] = tuple(
+            sorted(i for i, token in self._inner.added_tokens_decoder.items() if token.special)
+        )
+        """Ids that are no text."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of text, special tokens in it recognised, none added."""

@@ -7,7 +7,6 @@ lock per file lets only one process fetch it; the others wait and find it made.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dflash_local import disk
 from dflash_local.errors import DownloadError
 
 PARTIAL_SUFFIX = ".dflash-partial"
@@ -230,7 +230,7 @@ def _fill(
                 raise Cancelled from None
             delay = min(2 * delay, patience.longest_delay)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            if disk.is_full(error):
                 _give_back(partial)
             raise
 

@@ -20,6 +20,8 @@ CODEBOOKS = (
 )
 """Bare parameters: published files give them no ``.weight``."""
 
+_PADDING = 0.01
+"""Share by which one vocabulary may be padded further than another of the same tokenizer."""
 _LONGEST_HEADER = 100_000_000
 _REFUSED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -145,15 +147,41 @@ def check_draft(folder: Path, config: DraftConfig) -> None:
             )
 
 
+def stop_ids(folder: Path, others: Sequence[object], vocab_size: int) -> tuple[int, ...]:
+    """Every end-of-sequence id: of generation_config.json, else the first of ``others`` there is.
+
+    Raises:
+        WeightsError: one is no id of the target, so that its answers would never end.
+    """
+    path = folder / "generation_config.json"
+    own = read_json(path).get("eos_token_id") if path.is_file() else None
+    found = next((ids for ids in (own, *others) if ids is not None), [])
+    listed = found if isinstance(found, list) else [found]
+    for item in listed:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab_size:
+            raise WeightsError(
+                f"{folder}: eos_token_id is {found!r}, the target's ids are 0 to {vocab_size - 1}.",
+                _AGAIN,
+            )
+    return tuple(listed)
+
+
+def own_rows(folder: Path) -> int | None:
+    """Ids that a draft's own embedding and codebooks know; None where it has none of them."""
+    shapes = folder_shapes(folder)
+    tables = ("embed_tokens.weight", *CODEBOOKS)
+    return min((shapes[name][0] for name in tables if name in shapes), default=None)
+
+
 def check_draft_ids(
     config: DraftConfig, vocab_size: int, own_rows: int | None, offsets: Sequence[int] | None
 ) -> None:
     """Ids that the draft reads or writes must exist on the other side.
 
     Args:
-        config: the draft's numbers.
+        config: the draft's numbers, as its file gives them.
         vocab_size: the target's ids.
-        own_rows: rows of the draft's own embedding; None where it uses the target's.
+        own_rows: see there.
         offsets: of a reduced vocabulary, from its ids to the target's; None without one.
 
     Raises:
@@ -164,6 +192,13 @@ def check_draft_ids(
         raise DraftMismatch(
             f"The draft's mask id {config.mask_token_id} lies beyond its own embedding of "
             f"{own_rows} rows.",
+            choose,
+        )
+    known = min(n for n in (own_rows, config.vocab_size, vocab_size) if n is not None)
+    # Without tables of its own the draft uses the target's, which may only be padded further.
+    if known < vocab_size * (1 - _PADDING if own_rows is None else 1):
+        raise DraftMismatch(
+            f"The draft knows {known} ids, the target has {vocab_size}.",
             choose,
         )
     ids = [index + offset for index, offset in enumerate(offsets or ())]

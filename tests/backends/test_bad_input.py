@@ -99,6 +99,16 @@ CASES: dict[str, tuple[Change, str]] = {
         write("target", "generation_config.json", '{"eos_token_id": "x"}'),
         "eos_token_id is 'x'",
     ),
+    "end beyond the vocabulary": (
+        write("target", "generation_config.json", '{"eos_token_id": [1, 99999]}'),
+        "the target's ids are 0 to",
+    ),
+    "draft of a smaller vocabulary": (edit("draft", vocab_size=100), "The draft knows 100 ids"),
+    "unknown rotary embedding": (
+        edit("target", rope_parameters={"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}),
+        "rotary embedding 'spiral' is not supported",
+    ),
+    "yarn without a factor": (edit("draft", rope_scaling={"rope_type": "yarn"}), "factor"),
     "missing target tensor": (edit("target", num_hidden_layers=5, layer_types=None), "lacks"),
 }
 
@@ -142,6 +152,9 @@ def test_the_same_pair_unharmed_answers(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (("generate", "hi", "--model", "demmo"), "Did you mean demo"),
         (("generate", "hi", "--model", "/no/such/folder"), "no folder"),
+        (("generate", "hi", "--model", "x" * 300), "There is no model called xxx"),
+        (("generate", "hi", "--model", "~nobody-of-this-name/x"), "no folder"),
+        (("generate", "hi", "--draft", "y" * 5000), "no folder yyy"),
         (("generate", " "), "prompt is empty"),
         (("generate", "hi", "--temperature", "-1"), "temperature is -1"),
         (("generate", "hi", "--top-p", "2"), "top_p is 2"),

@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_the_bench_finds_identical_ids_and_a_draft_that_helps(engine: Engine) -> None:
-    report = run_bench(engine, chosen(4), max_tokens=40)
+    report = run_bench(engine, chosen(4), max_tokens=32, block=8)
     assert report.identical
     assert report.tau > 1.4
     assert report.positions[0].rate > 0.4
@@ -77,7 +77,7 @@ def test_stop_strings_and_the_limit(engine: Engine) -> None:
 def test_the_command_line(engine: Engine) -> None:
     argv = [sys.executable, "-m", "dflash_local", "generate", "--model", "demo", "Say hello."]
     done = subprocess.run(
-        [*argv, "--json", "--max-tokens", "12", "--backend", "torch"],
+        [*argv, "--json", "--max-tokens", "12", "--backend", "torch", "--block", "4"],
         capture_output=True,
         text=True,
         check=True,

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import cli, demo, paths, places, registry
+from dflash_local import cli, demo, fit, paths, places, registry
 from dflash_local.cli import COMMANDS, main
+from tests.support.hub_server import HubServer
 from tests.support.tiny import loop_pair
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def _process(*argv: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
-    code = "import sys; from dflash_local.cli import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, *argv],
+        [sys.executable, "-m", "dflash_local", *argv],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": encoding},
@@ -53,6 +53,44 @@ def test_works_on_a_cp1252_console_without_a_terminal(
     done.stdout.decode("cp1252")
 
 
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "dflash_local", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dflash_local", "--version"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["dflash-local: [Errno 28] No space left on device"]
+
+
+@pytest.mark.parametrize("module", ["dflash_local.cli", "dflash_local.cli_bench", "argparse"])
+def test_an_interrupt_while_modules_load_is_one_line(module: str) -> None:
+    """As Ctrl+C in the first moments: the interrupt comes in the middle of an import."""
+    code = f"""
+import sys
+from dflash_local.start import main
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True)
+    assert done.returncode == 130
+    assert done.stderr.decode().splitlines() == ["dflash-local: stopped"]
+
+
 def test_letters_that_a_console_lacks_do_no_harm() -> None:
     done = _process("pull", "日本", encoding="cp1252")
     assert done.returncode == 1
@@ -66,6 +104,9 @@ def test_letters_that_a_console_lacks_do_no_harm() -> None:
         (["pull", "nothing"], 1),
         (["generate", "hi", "--model", "demo", "--temperature", "-1"], 2),
         (["rm"], 2),
+        (["rm", "org/" + "x" * 300], 1),
+        (["pull", "org/" + "x" * 300], 1),
+        (["pull", "x" * 300], 1),
         (["add", "Bad Name", "--target", "a/b", "--draft", "a/c"], 2),
     ],
 )
@@ -79,11 +120,16 @@ def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = capsys.readouterr().out
     assert "doctor" in script
     assert "partials" in script
+    assert "qwen3-coder-30b-a3b" in script
 
 
 def test_add_then_list_then_rm(
-    private_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    private_folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     target, draft = loop_pair(tmp_path / "pair")
     add = ["add", "mine", "--target", str(target), "--draft", str(draft)]
     assert main(add) == 0
@@ -103,6 +149,35 @@ def test_add_then_list_then_rm(
     assert mine["fit"]["fits"] is True
     assert main(["rm", "mine", "--yes"]) == 0
     assert target.is_dir(), "a folder of the user's own stays"
+
+
+def test_add_asks_the_hub_what_a_pair_needs(
+    private_folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = HubServer()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    for repo, folder in zip(("org/t", "org/d"), loop_pair(tmp_path / "pair"), strict=True):
+        server.repos[repo] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    add = ["add", "far", "--target", "org/t", "--draft", "org/d", "--weights", "8bit"]
+    try:
+        assert main(add) == 0
+    finally:
+        server.close()
+    pair = registry.find("far")
+    assert (pair.block, pair.context) == (4, 256)
+    assert pair.shape is not None
+    assert (pair.shape.kv_layers, pair.shape.kv_heads, pair.shape.inner) == (4, 2, 128)
+    assert pair.targets[0].approx_bytes == sum(map(len, server.repos["org/t"].values()))
+    assert fit.fit_pair(pair, pair.targets[0], backend="torch") is not None
+    assert places.find("org/t") is None, "only the config was read"
+    capsys.readouterr()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main([*add, "--replace", "--block", "4"]) == 0, "no hub, and the entry is written"
+    assert "unknown until it is pulled" in capsys.readouterr().err
+    assert registry.find("far").shape is None
 
 
 def test_rm_and_du_of_what_pull_brought(
@@ -131,7 +206,6 @@ def test_rm_and_du_of_what_pull_brought(
 def test_pull_refuses_what_can_never_fit(
     private_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dflash_local import fit
     from dflash_local.free_memory import Room
 
     small = Room("cpu", "a small machine", 10**9, 10**9)
@@ -155,8 +229,27 @@ def test_doctor_names_cures(
     assert any(f["topic"] == "self-test" for f in report["findings"])
 
 
+def test_doctor_says_when_drafting_does_not_pay() -> None:
+    from dflash_local.costs import Costs
+    from dflash_local.doctor import _drafting
+    from dflash_local.stats import PositionRate, StatsSummary
+
+    accepted = enumerate((50, 25, 12), 1)
+    stats = StatsSummary(positions=tuple(PositionRate(i, hits, 100) for i, hits in accepted))
+    dear = _drafting(Costs((1.0, 2.0, 3.0, 4.0)), stats)
+    assert dear.level == "warn"
+    assert "0.75 times plain at best" in dear.what
+    assert "parks the draft" in dear.what
+    assert dear.cure
+    cheap = _drafting(Costs((1.0, 1.0, 1.1, 1.6)), stats)
+    assert (cheap.level, cheap.cure) == ("ok", "")
+    assert "up to 1.59 times plain: a round that drafts 2 costs 1.1" in cheap.what
+
+
 @pytest.mark.slow
 def test_doctor_tests_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     demo.ensure()
     assert main(["doctor"]) == 0
-    assert "ids equal, tau" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "ids equal, tau" in out
+    assert "drafting: " in out

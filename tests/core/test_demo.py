@@ -4,7 +4,10 @@ import dataclasses
 import errno
 import hashlib
 import os
+import signal
+import socket
 import subprocess
+import sys
 import threading
 import venv
 import zipfile
@@ -204,6 +207,38 @@ def test_interrupt_leaves_nothing_behind(shelf: Path) -> None:
         demo.ensure(interrupt)
     assert _leftovers() == []
     assert demo.ensure().is_dir()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT to another process")
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_ctrl_c_during_the_download_is_one_line(shelf: Path, whole_group: bool) -> None:
+    """As a terminal sends it, to pip as well, and as a supervisor does."""
+    with socket.create_server(("127.0.0.1", 0)) as index:  # takes a request and never answers
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        env = {**os.environ, "PIP_INDEX_URL": url}
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+            env.pop(name)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "dflash_local", "pull", "demo", "--anyway"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+        try:
+            index.settimeout(60)
+            with index.accept()[0] as asked:
+                assert asked.recv(1)
+                kill = os.killpg if whole_group else os.kill
+                kill(child.pid, signal.SIGINT)
+                out, err = child.communicate(timeout=30)
+        finally:
+            child.kill()
+    assert child.returncode == 130
+    assert out == b""
+    assert err.decode().splitlines()[-1] == "dflash-local: stopped"
+    assert "Traceback" not in err.decode()
+    assert _leftovers() == []
 
 
 def test_remains_of_a_killed_process_are_swept(shelf: Path) -> None:

@@ -9,25 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo, fit, free_memory, registry
+from dflash_local import demo, fit, free_memory, memory_need, registry
 from dflash_local.errors import DoesNotFit
 from dflash_local.free_memory import Room
 from tests.support.tiny import loop_pair
 
 GB = 10**9
-BACKENDS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            find_spec(name) is None
-            or find_spec(f"dflash_local.backends.{name}_load") is None
-            or (name == "mlx" and sys.platform != "darwin")  # its CPU build takes minutes here
-            or (name == "torch" and not Path("/proc/self/clear_refs").exists()),
-            reason=f"{name} cannot be measured here",
-        ),
-    )
-    for name in ("torch", "mlx")
-]
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None or not Path("/proc/self/clear_refs").exists(),
+    reason="torch cannot be measured here",
+)
+needs_mlx = pytest.mark.skipif(
+    find_spec("mlx") is None or find_spec("mlx_lm") is None, reason="MLX is not installed"
+)
 
 
 def _peak(backend: str, target: Path, draft: Path, context: int) -> int:
@@ -44,10 +38,46 @@ def _peak(backend: str, target: Path, draft: Path, context: int) -> int:
     return int(json.loads(done.stdout.splitlines()[-1]))
 
 
+def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
+    """A random target and a draft. Eight layers, as of the last one only the end is computed."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from tests.support.mlx_models import CONFIGS, random_draft, random_model
+
+    larger = {"max_position_embeddings": 65536, "num_hidden_layers": 8}
+    config = {**CONFIGS[kind], **larger}
+    if "text_config" in config:
+        config["text_config"] = {**config["text_config"], **larger}
+    target = folder / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(config))
+    weights = dict(tree_flatten(random_model(config).parameters()))
+    mx.save_safetensors(str(target / "model.safetensors"), weights)
+    return target, random_draft(folder / "draft", [0, 2])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("model", "context"), [("tiny", 8192), ("tiny", 16384), ("demo", 1024), ("demo", 4096)]
+    ("backend", "model", "context"),
+    [
+        *(
+            pytest.param("torch", model, context, marks=needs_torch)
+            for model, context in (
+                ("qwen3", 8192),
+                ("qwen3", 16384),
+                ("demo", 1024),
+                ("demo", 4096),
+            )
+        ),
+        *(
+            pytest.param("mlx", model, context, marks=needs_mlx)
+            for model, context in (
+                *(("qwen3", 1024), ("qwen3", 2048), ("qwen3_5", 1024), ("qwen3_5_moe", 2048)),
+                *(("demo", 48), ("demo", 64)),
+            )
+        ),
+    ],
 )
 def test_formula_is_within_10_percent_of_the_measured_peak(
     backend: str, model: str, context: int, tmp_path: Path
@@ -56,8 +86,10 @@ def test_formula_is_within_10_percent_of_the_measured_peak(
         target, draft = demo.installed(), demo.draft_folder()
         if target is None:
             pytest.skip("the demo target is not here")
-    else:
+    elif model == "qwen3":
         target, draft = loop_pair(tmp_path, {"max_position_embeddings": 65536})
+    else:
+        target, draft = _mlx_pair(tmp_path, model)
     peak = _peak(backend, target, draft, context)
     need = fit.fit(target, draft, backend=backend, dtype="fp32", context=context).need
     assert need.total == pytest.approx(peak, rel=0.1), need
@@ -94,13 +126,101 @@ def test_load_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     assert fit.check(target, draft, backend="torch", context=65536) is None
 
 
-def test_pairs_of_the_registry_before_download(private_folders: Path) -> None:
+def _room(kind: str, **facts: bool) -> Room:
+    return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, **facts)
+
+
+def test_packed_weights_of_a_cpu_are_a_second_copy(tmp_path: Path) -> None:
+    """By rule: the head's packed order lies beside the rows that are looked up."""
+    target, draft = loop_pair(tmp_path, {"tie_word_embeddings": True})
+
+    def weights(*, packs: bool) -> int:
+        found = _room("cpu", native_bf16=True, packs_bf16=packs)
+        return fit.fit(target, draft, backend="torch", free=found).need.weights
+
+    assert weights(packs=True) - weights(packs=False) == 128 * 64 * 2
+
+
+def test_what_a_card_quantises_by_itself_is_counted_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = loop_pair(tmp_path)
+
+    def need(**options: object) -> memory_need.Need:
+        return fit.fit(target, draft, backend="torch", free=_room("cuda"), **options).need  # type: ignore[arg-type]
+
+    monkeypatch.setattr("dflash_local.weight_bytes.find_spec", lambda name: object())
+    assert need() == need(quantize="nf4")
+    assert need().weights < 0.5 * need(quantize="none").weights
+    assert need(draft_bits=16).draft > 3 * need().draft
+    monkeypatch.setattr("dflash_local.weight_bytes.find_spec", lambda name: None)
+    assert need() == need(quantize="none")
+
+
+def test_options_that_the_loader_refuses_are_left_to_it(tmp_path: Path) -> None:
+    target, draft = loop_pair(tmp_path)
+    for backend in ("torch", "mlx"):
+        plain = fit.fit(target, draft, backend=backend, free=_room("metal")).need
+        odd = {"quantize": "3bit", "dtype": "fp7", "draft_bits": 5}
+        assert fit.fit(target, draft, backend=backend, free=_room("metal"), **odd).need == plain  # type: ignore[arg-type]
+
+
+def test_metal_holds_no_scores_where_its_kernel_is_fused(tmp_path: Path) -> None:
+    small, draft = loop_pair(tmp_path / "a")
+    fused, _ = loop_pair(tmp_path / "b", {"head_dim": 64})
+
+    def workspace(target: Path) -> int:
+        return fit.fit(
+            target, draft, backend="mlx", free=_room("metal"), context=256
+        ).need.workspace
+
+    assert workspace(fused) < workspace(small)
+
+
+def test_sliding_layers_stop_growing(tmp_path: Path) -> None:
+    slides = {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 128,
+        "max_position_embeddings": 65536,
+    }
+    target, draft = loop_pair(tmp_path, slides)
+    for backend in ("torch", "mlx"):
+
+        def cache(context: int, backend: str = backend) -> int:
+            found = _room("cpu", native_bf16=False)
+            asked = fit.fit(target, draft, backend=backend, context=context, free=found)
+            return asked.need.cache
+
+        assert 1.4 < cache(65536) / cache(32768) < 2.1
+        assert cache(2048) > 0.5 * cache(4096)
+
+
+def test_pairs_of_the_registry_before_download(
+    private_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = registry.find("qwen3-8b")
     big = next(t for t in pair.targets if t.weights == "bf16")
+    monkeypatch.setattr(fit, "room", lambda backend: _room("cpu", native_bf16=True))
     asked = fit.fit_pair(pair, big, backend="torch")
     assert asked is not None
     assert 16 * GB < asked.need.total < 22 * GB
-    assert fit.fit_pair(pair, pair.targets[1], backend="mlx") is None, "its size is not known"
+    eight = next(t for t in pair.targets if t.weights == "8bit")
+    derived = fit.fit_pair(pair, eight, backend="mlx")
+    assert derived is not None
+    assert 10 * GB < derived.need.total < 13 * GB, "its size follows from its parameters"
+    unsure = next(t for t in pair.targets if "unsloth" in t.repo)
+    assert fit.fit_pair(pair, unsure, backend="torch") is None, "its size is not known"
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-27b", "qwen3.6-35b-a3b", "gemma-4-31b", "gpt-oss-20b"])
+def test_most_pairs_can_be_judged_before_download(
+    private_folders: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pair = registry.find(name)
+    monkeypatch.setattr(fit, "room", lambda backend: _room("metal"))
+    asked = fit.fit_pair(pair, pair.targets[0], backend="mlx")
+    assert asked is not None
+    assert asked.fits
 
 
 def test_memory_of_this_machine_is_known() -> None:

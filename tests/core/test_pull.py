@@ -113,9 +113,8 @@ def test_a_drop_is_mended_within_one_pull(hub: HubServer) -> None:
 
 
 def _child(private: Path, **env: str) -> subprocess.Popen[bytes]:
-    code = "import sys; from dflash_local.cli import main; sys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "pull", REPO, "--json"],
+        [sys.executable, "-m", "dflash_local", "pull", REPO, "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, **env},
@@ -369,6 +368,27 @@ def test_without_links_files_are_still_found(
     monkeypatch.setattr(os, "link", refuse)
     hub.repos[REPO]["extra.json"] = b"{}"
     _check_whole(_pull(update=True))
+
+
+def test_a_size_that_the_listing_leaves_open_is_asked_for(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.open_sizes = True
+    _check_whole(_pull())
+    assert hub.heads == len(MODEL)
+    hub.repos["org/other"] = dict(MODEL)
+    usage = type("Usage", (), {"free": 2_000_000})()
+    monkeypatch.setattr("shutil.disk_usage", lambda where: usage)
+    with pytest.raises(DownloadError, match="68 MB are needed"):
+        pull([Files(repo="org/other")], patience=QUICK)
+
+
+def test_a_size_that_nobody_says_is_one_line(hub: HubServer) -> None:
+    hub.open_sizes = True
+    hub.faults["model.safetensors"] = [Fault(status=404, times=9)]
+    with pytest.raises(DownloadError, match="does not say size and checksum of org/model/model"):
+        _pull()
+    assert places.find(REPO) is None
 
 
 def test_repositories_without_safetensors_are_refused(hub: HubServer) -> None:

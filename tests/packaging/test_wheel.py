@@ -73,7 +73,7 @@ def test_wheel_names_licence_and_scripts(wheel: zipfile.ZipFile) -> None:
     assert "License-Expression: MIT" in metadata
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     scripts = wheel.read(f"{info}/entry_points.txt").decode()
-    assert "dflash-local = dflash_local.cli:main" in scripts
+    assert "dflash-local = dflash_local.start:main" in scripts
     assert "dflash-chat = dflash_local.tui.app:main" in scripts
 
 

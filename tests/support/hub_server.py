@@ -52,7 +52,9 @@ class HubServer:
         self.faults: dict[str, list[Fault]] = {}
         """By file name, or by ``api`` for the listing."""
         self.requests: list[Request] = []
-        self.listings = 0
+        self.listings = self.heads = 0
+        self.open_sizes = False
+        """Leave sizes and checksums out of listings, as some mirrors do."""
         self.release = threading.Event()
         self.held = threading.Event()
         self.lock = threading.Lock()
@@ -121,6 +123,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, b"")
 
+    def do_HEAD(self) -> None:
+        hub, path = self.server_hub, unquote(urlsplit(self.path).path)
+        hub.heads += 1
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        data = hub.repos[match[1]].get(match[3]) if match else None
+        due = hub.faults.get(match[3], []) if match else []
+        if match is None or data is None or any(fault.status for fault in due):
+            return self._answer(404, b"")
+        self.send_response(200)
+        self.send_header("ETag", f'"{etag(data)}"')
+        self.send_header("X-Repo-Commit", hub.commit(match[1]))
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+
     def _listing(self, hub: HubServer, repo: str, revision: str | None) -> None:
         hub.listings += 1
         fault = hub.fault("api")
@@ -133,7 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
         siblings: list[dict[str, Any]] = []
         for name, data in hub.repos[repo].items():
             entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": etag(data)}
-            if len(data) >= LARGE:
+            if hub.open_sizes:
+                entry = {"rfilename": name}
+            elif len(data) >= LARGE:
                 entry["lfs"] = {"sha256": etag(data), "size": len(data), "pointerSize": 130}
             siblings.append(entry)
         about = {"id": repo, "modelId": repo, "sha": hub.commit(repo), "siblings": siblings}

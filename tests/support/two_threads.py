@@ -53,7 +53,9 @@ def drive(
 
     A whole answer must equal the serial one; a cancelled one must be the beginning of it.
     """
+    begun = time.monotonic()
     truth = expected(engine, prompts, tokens)
+    each = (time.monotonic() - begun) / len(prompts)
     end = time.monotonic() + seconds
     tallies = [Tally(), Tally()]
     threads = [
@@ -61,7 +63,7 @@ def drive(
         for seed, tally in enumerate(tallies)
     ]
     stopping = threading.Event()
-    stopper = threading.Thread(target=_stopper, args=(engine, stopping))
+    stopper = threading.Thread(target=_stopper, args=(engine, each, stopping))
     for thread in (*threads, stopper):
         thread.start()
     for thread in threads:
@@ -111,9 +113,10 @@ def _client(
         tally.errors.append(str(error))
 
 
-def _stopper(engine: Engine, stopping: threading.Event) -> None:
+def _stopper(engine: Engine, each: float, stopping: threading.Event) -> None:
+    """Stops at random; an answer takes ``each`` seconds, so some come to their end."""
     chance = random.Random(99)
-    while not stopping.wait(0.05 + 4 * chance.random()):
+    while not stopping.wait(each * (0.1 + 6 * chance.random())):
         engine.stop()
 
 

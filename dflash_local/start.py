@@ -1,0 +1,44 @@
+"""Where the console script begins: an interrupt while modules load, or a reader that left, is no
+trace.
+
+Imports only what an interpreter has loaded anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Entry point of the console script; returns the exit status."""
+    out: TextIO | None = sys.stdout
+    try:
+        from dflash_local.cli import main as run
+
+        try:
+            status = run()
+        except SystemExit as left:  # argparse leaves so after --help and after a complaint
+            status = left.code if isinstance(left.code, int) else 1
+        if out is not None:
+            out.flush()
+    except KeyboardInterrupt:
+        print("dflash-local: stopped", file=sys.stderr)  # noqa: T201
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read has read enough
+        _drop(out)
+        return 0
+    except OSError as error:  # a full disk behind stdout
+        _drop(out)
+        print(f"dflash-local: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return status
+
+
+def _drop(out: TextIO | None) -> None:
+    """Send what is still buffered nowhere, or the interpreter complains about it at its end."""
+    if out is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

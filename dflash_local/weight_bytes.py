@@ -1,0 +1,154 @@
+"""Bytes of a pair's weights once loaded, from file headers: types, quantisation, second copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dflash_local.demo import SOURCE_NAME
+from dflash_local.draft_config import DraftConfig
+from dflash_local.free_memory import Room
+from dflash_local.target_shape import text_config
+from dflash_local.weights import Shapes, folder_shapes, weight_files
+
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+_BITS = {"nf4": 4, "int8": 8, "4bit": 4, "8bit": 8}
+_NAMES = {4: "nf4", 8: "int8", 16: "none"}
+_JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Projections that the backends join into one matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a backend stores weights: what ``load`` was asked, with the backend's own choices."""
+
+    backend: str
+    device: str
+    width: float
+    """Bytes of a number that is not quantised."""
+    scheme: str | None
+    """Of the target's products; None leaves them."""
+    head_scheme: str | None
+    draft_scheme: str | None
+    packs: bool
+    """Whether the CPU's kernels want every bf16 product in an order of their own."""
+    blocks: bool
+    """Whether MLX takes the demo's 4-bit blocks as they are."""
+
+    def bytes_of(self, scheme: str | None) -> float:
+        """Bytes per weight, scales included."""
+        if scheme is None:
+            return self.width
+        bits = _BITS[scheme]
+        if self.backend == "mlx":  # a scale and an offset for 64 weights
+            return bits / 8 + 2 * self.width / 64
+        return 0.5625 if bits == 4 else 1.02
+
+
+def storage(
+    backend: str,
+    room: Room,
+    *,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    draft_bits: int | None = None,
+    head_bits: int | None = None,
+) -> Storage:
+    """How weights would be stored here; arguments as for ``load``."""
+    asked = quantize or ("nf4" if _quantises(backend, room) else "none")
+    scheme = asked if asked in _BITS else None
+    narrow = backend == "mlx" or room.kind != "cpu" or room.native_bf16
+    width = _BYTES.get(dtype or "", 2.0 if narrow else 4.0)
+    blocks = backend == "mlx" and (
+        quantize == "4bit" or (quantize is None and dtype is None and room.kind == "metal")
+    )
+    if backend == "mlx":
+        head, draft = scheme, {4: "4bit", 8: "8bit"}.get(draft_bits or 0)
+    else:
+        head, draft = (_of_bits(bits, scheme) for bits in (head_bits, draft_bits))
+    packs = backend == "torch" and room.packs_bf16 and width == 2.0 and dtype != "fp16"
+    return Storage(backend, room.kind, width, scheme, head, draft, packs, blocks)
+
+
+def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
+    """The target: as stored when it is quantised already, else in the load's own type."""
+    stored = sum(file.stat().st_size for file in weight_files(folder))
+    if config.get("quantization") or config.get("quantization_config"):
+        return stored
+    if kept.blocks and (folder / SOURCE_NAME).is_file():
+        return (folder / SOURCE_NAME).stat().st_size
+    shapes, text = folder_shapes(folder), text_config(config)
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
+    total = 0.0
+    embedding = 0
+    for name, shape in shapes.items():
+        count, scheme = math.prod(shape), kept.scheme if len(shape) > 1 else None
+        if "embed_tokens" in name:
+            embedding = count
+            scheme = scheme if kept.backend == "mlx" else None
+        elif name == "lm_head.weight":
+            scheme, count = kept.head_scheme, 0 if tied else count
+        total += count * kept.bytes_of(scheme)
+    if tied and kept.backend == "torch" and (kept.head_scheme or kept.packs):
+        total += embedding * kept.bytes_of(kept.head_scheme)  # beside the rows that are looked up
+    if kept.backend == "torch" and kept.device == "cpu" and kept.scheme is None:
+        total += _copies(shapes, stored, kept)
+    return int(total)
+
+
+def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
+    """The draft; the K/V projections of all layers are there once more in one matrix."""
+    rate = kept.bytes_of(kept.draft_scheme)
+    shapes = folder_shapes(folder)
+    total = sum(math.prod(s) * (rate if len(s) > 1 else kept.width) for name, s in shapes.items())
+    again = config.layers * 2 * config.kv_heads * config.head_dim * config.hidden_size
+    return int(total + again * rate)
+
+
+def loading_bytes(folder: Path, kept: Storage) -> int:
+    """What MLX holds besides while a draft loads: parts until they are joined, files until cast."""
+    if kept.backend != "mlx":
+        return 0
+    shapes = folder_shapes(folder)
+    stored = sum(file.stat().st_size for file in weight_files(folder))
+    cast = stored if abs(stored / _count(shapes) - kept.width) > 0.5 else 0
+    return int(_joined(shapes) * kept.width) + cast
+
+
+def _copies(shapes: Shapes, stored: int, kept: Storage) -> int:
+    """Bytes that torch on a CPU holds twice: what it joins or packs, beside the mapped file that
+    the other weights are read from. Only where the file has the type that is loaded."""
+    if abs(stored / _count(shapes) - kept.width) > 0.5:
+        return 0
+    if kept.packs:
+        products = (s for name, s in shapes.items() if len(s) == 2 and "embed_tokens" not in name)
+        return int(kept.width * sum(map(math.prod, products)))
+    return int(kept.width * _joined(shapes))
+
+
+def _joined(shapes: Shapes) -> int:
+    """Weights of the projections that are joined."""
+    return sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if any(f".{part}." in name for part in _JOINED)
+    )
+
+
+def _count(shapes: Shapes) -> int:
+    return max(1, sum(map(math.prod, shapes.values())))
+
+
+def _of_bits(bits: int | None, scheme: str | None) -> str | None:
+    """The scheme that a number of bits means on torch; without one, the target's."""
+    name = scheme if bits is None else _NAMES.get(bits)
+    return None if name == "none" else name
+
+
+def _quantises(backend: str, room: Room) -> bool:
+    """Whether the torch backend takes 4 bits without being asked."""
+    return backend == "torch" and room.kind == "cuda" and find_spec("bitsandbytes") is not None

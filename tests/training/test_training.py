@@ -1,0 +1,149 @@
+"""The three stages on a tiny target: what they give, and what a kill in each of them costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_local import load
+from dflash_local.cli import main
+from dflash_local.sampling import SamplingParams
+
+SMALL = {
+    "own": 20,
+    "held-out": 8,
+    "rows": 16,
+    "answer-tokens": 32,
+    "layers": 2,
+    "taps": 2,
+    "block": 4,
+    "short-block": 2,
+    "sequences": 8,
+    "anchors": 8,
+    "rate": 5e-3,
+    "threads": 1,
+    "eval-tokens": 32,
+}
+
+
+def command(target: Path, out: Path, prompts: Path, *more: str) -> list[str]:
+    small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
+    return ["train", str(target), "--out", str(out), "--prompts", str(prompts), *small, *more]
+
+
+def evaluations(out: Path) -> list[dict[str, float]]:
+    lines = (out / "fit" / "held_out.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("more", [(), ("--v2",), ("--features", "recompute", "--init", "random")])
+def test_tau_rises_and_the_draft_serves(
+    target: Path, prompts: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    assert main(command(target, out, prompts, "--steps", "120", *more)) == 0
+    found = evaluations(out)
+    assert found[-1]["tau"] > 1.5
+    assert found[-1]["tau"] > found[0]["tau"]
+    assert f"tau {found[-1]['tau']:.2f}" in (out / "draft" / "README.md").read_text()
+    with load(target, draft=out / "draft", backend="torch", dtype="fp32") as engine:
+        settings = SamplingParams(max_tokens=40)
+        plain = engine.complete("Hello there", settings, block=0, reuse=False)
+        drafted = engine.complete("Hello there", settings, block=4, reuse=False)
+    assert drafted.tokens == plain.tokens
+
+
+def kill_when(argv: list[str], ready: Callable[[], bool]) -> None:
+    """Start the command in a process of its own and kill it outright once ``ready``."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dflash_local", *argv],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert child.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_a_run_that_is_killed_in_every_stage_ends_as_an_unbroken_one(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    steps = ("--steps", "60", "--save-seconds", "0.01")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(command(target, whole, prompts, *steps)) == 0
+    argv = command(target, broken, prompts, *steps)
+    for sign in (
+        "prompts/part-00000.jsonl",
+        "data/part-00000.safetensors",
+        "fit/checkpoint.safetensors",
+    ):
+        kill_when(argv, (broken / sign).is_file)
+        assert not (broken / "draft" / "README.md").exists()
+    assert main(argv) == 0
+    for name in (
+        "draft/model.safetensors",
+        "prompts/held_out.jsonl",
+        "data/part-00001.safetensors",
+    ):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+    assert evaluations(broken)[-1] == evaluations(whole)[-1]
+
+
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command ends with."""
+    capsys.readouterr()
+    assert main(argv) != 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dflash")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_bad_input_is_told_in_one_line(
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    lines = prompts.read_text().splitlines()
+    lines[4], lines[7] = '{"txt": 1}', "{"
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("\n".join(lines))
+    assert "lines 5, 8 of 60 are no prompt" in refused(command(target, out, broken), capsys)
+    assert "--stage prompts" in refused(command(target, out, prompts, "--stage", "data"), capsys)
+    assert main(command(target, out, prompts, "--stage", "prompts")) == 0
+    assert "seed 0, now it is 3" in refused(command(target, out, prompts, "--seed", "3"), capsys)
+    with monkeypatch.context() as patch:
+        usage = type("Usage", (), {"free": 2**28})
+        patch.setattr("shutil.disk_usage", lambda folder: usage)
+        told = refused(command(target, out, prompts), capsys)
+    assert "--features recompute" in told
+    assert not list((out / "data").glob("part-*"))
+    settings = target / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": None}))
+    assert "no chat template" in refused(command(target, tmp_path / "other", prompts), capsys)
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_checkpoint(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = command(target, out, prompts, "--steps", "40", "--save-seconds", "0.001")
+    told = refused([*argv, "--rate", "1e30"], capsys)
+    assert "The loss is nan" in told or "The loss is inf" in told
+    assert (out / "fit" / "checkpoint.safetensors").is_file() == ("step 0" not in told)

@@ -1,0 +1,84 @@
+"""Many sequences at once say what each says alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_local.training.teacher import Teacher
+from dflash_local.training.writer import BEST, Written, write
+from tests.backends.test_families import FAMILIES
+from tests.support.random_target import save_target
+
+PROMPTS = [[5, 9, 11], [7], [3, 4, 8, 2, 1, 60, 22], [5, 6], [99, 98, 97, 96], [31]]
+
+
+@pytest.fixture
+def teacher(target: Path) -> Teacher:
+    return Teacher(target, (0, 2), torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_is_what_transformers_generates_alone(family: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[family]
+    save_target(tmp_path, kind, **settings)
+    teacher = Teacher(tmp_path, (0, 2), torch.device("cpu"), torch.float32)
+
+    def written_with(stops: frozenset[int]) -> list[Written]:
+        heats = [0.0] * len(PROMPTS)
+        rows: list[Written] = write(
+            teacher, PROMPTS, most=24, stop_ids=stops, temperatures=heats, seed=0, tap=True
+        )
+        return rows
+
+    # Ids that end some rows early, so that rows leave the batch.
+    free = written_with(frozenset())
+    stops = frozenset((free[0].ids[len(PROMPTS[0]) + 2], free[3].ids[len(PROMPTS[3]) + 9]))
+    written = written_with(stops)
+    lengths = set()
+    for prompt, row in zip(PROMPTS, written, strict=True):
+        alone = teacher.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=sorted(stops),
+            pad_token_id=0,
+        )[0].tolist()
+        assert row.ids == alone
+        assert row.finished == (row.ids[-1] in stops)
+        lengths.add(len(alone) - len(prompt))
+        answer = row.ids[row.prompt_length :]
+        assert row.best_ids[:, 0].tolist() == answer
+        logits = teacher.model(torch.tensor([row.ids])).logits[0, row.prompt_length - 1 : -1]
+        best = logits.softmax(-1).topk(BEST, dim=-1)
+        torch.testing.assert_close(
+            row.best_probabilities.float(), best.values, atol=2e-3, rtol=1e-2
+        )
+        assert row.features is not None
+        expected = teacher.features(torch.tensor([row.ids]))[0, :-1]
+        torch.testing.assert_close(row.features[:-1].float(), expected, atol=2e-2, rtol=2e-2)
+    assert len(lengths) > 1, "no row left early, so leaving was not tested"
+
+
+def test_draws_follow_the_seed_and_the_temperature(teacher: Teacher) -> None:
+    def rows(seed: int, heat: float, top_p: float = 1.0) -> list[list[int]]:
+        written = write(
+            teacher,
+            [[5, 9]] * 6,
+            most=8,
+            stop_ids=frozenset(),
+            temperatures=[heat] * 5 + [0.0],
+            seed=seed,
+            top_p=top_p,
+        )
+        return [row.ids for row in written]
+
+    assert rows(1, 1.5) == rows(1, 1.5)
+    assert rows(1, 1.5) != rows(2, 1.5)
+    greedy = rows(1, 0.0)
+    assert all(row == greedy[0] for row in greedy)
+    assert rows(1, 1.5)[-1] == greedy[0], "the greedy row of a mixed batch stays greedy"
+    assert rows(3, 1.5, top_p=1e-6) == greedy

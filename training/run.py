@@ -1,0 +1,216 @@
+"""The three stages in a row, each resumed where it stands."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_local.errors import OptionError
+from dflash_local.free_memory import cpu_bf16
+from dflash_local.registry import locate
+from dflash_local.tokenizer import HubTokenizer
+from dflash_local.weights import read_json
+
+from . import draft
+from .answers import bytes_needed, check_disk, make_answers
+from .corpus import Corpus
+from .evaluate import Worth, evaluate, read_worth, write_worth
+from .export import write_card, write_draft
+from .fit import Fit
+from .prompts import Asked, make_prompts, read_prompts
+from .recipe import STAGES, Recipe, Stage, hold
+from .teacher import Teacher
+
+
+@dataclass(frozen=True, slots=True)
+class TrainProgress:
+    """One step of a training."""
+
+    stage: str
+    """``prompts``, ``data``, ``fit`` or ``evaluate``."""
+    done: int
+    total: int
+    """0 where not known yet."""
+    note: str = ""
+    """Figures for a person, where there are some."""
+
+
+Report = Callable[[TrainProgress], None]
+
+_CHECKS = (0.25, 0.5, 0.75)
+"""Shares of the steps at which some held-out prompts are answered."""
+
+_CHECK_PROMPTS = 20
+
+
+class Training:
+    """A target, a folder and the recipe.
+
+    Args:
+        model: a name of the registry, or a folder with the target.
+        out: where everything is kept; the draft lies in ``out/draft`` at the end.
+        recipe: the numbers.
+        threads: CPU threads; None leaves it to torch.
+        report: called with every step.
+
+    Raises:
+        DflashError: the target is not here, damaged or has no chat template.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        recipe: Recipe,
+        threads: int | None = None,
+        report: Report = lambda step: None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.target = locate(model, backend="torch").target_dir
+        self.out, self.recipe, self._report = out, recipe, report
+        self._tokenizer = HubTokenizer(self.target)
+        # Fails at once, in one line, where there is no template to ask through.
+        self._tokenizer.render([{"role": "user", "content": "Hi"}], recipe.data.thinking)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = _dtype(self.device)
+        config = read_json(self.target / "config.json")
+        depth = int((config.get("text_config") or config)["num_hidden_layers"])
+        self._taps = draft.tap_layers(depth, recipe.data.taps)
+        self._teacher_held: Teacher | None = None
+
+    def run(self, stages: Sequence[Stage] = STAGES) -> None:
+        """Do the stages that are asked for, in order.
+
+        Raises:
+            DflashError: what is wrong and what to do about it.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        for stage in STAGES:
+            if stage in stages:
+                getattr(self, f"_{stage}")()
+
+    def worth(self) -> dict[str, Any] | None:
+        """The last evaluation as plain values; None before there is one."""
+        found = read_worth(self.out / "fit" / "held_out.jsonl")
+        return asdict(found[-1][1]) if found else None
+
+    def _prompts(self) -> None:
+        recipe, folder = self.recipe.prompts, self.out / "prompts"
+        digest = sha256(Path(recipe.file).read_bytes()).hexdigest() if recipe.file else ""
+        if recipe.file:
+            read_prompts(Path(recipe.file))  # broken lines are told before the target is loaded
+        hold(folder, recipe, target=str(self.target), file_sha256=digest)
+        if (folder / "train.jsonl").is_file():
+            return
+        make_prompts(folder, recipe, self._teacher(), self._tokenizer, self._counting("prompts"))
+
+    def _data(self) -> None:
+        recipe, folder = self.recipe.data, self.out / "data"
+        prompts = self._asked("train")
+        hold(folder, recipe, prompts=len(prompts), tap_layers=list(self._taps))
+        longest = max(len(self._tokenizer.encode(asked.text)) for asked in prompts) + 64
+        config = read_json(self.target / "config.json")
+        hidden = int((config.get("text_config") or config)["hidden_size"])
+        needed = bytes_needed(recipe, len(prompts), len(self._taps) * hidden, longest)
+        self._report(
+            TrainProgress("data", 0, 0, f"up to {needed / 1e9:.2f} GB will be written to {folder}")
+        )
+        if not (folder / "recipe.json").is_file() or not any(folder.glob("part-*")):
+            check_disk(folder, needed)
+        teacher = self._teacher()
+        make_answers(
+            folder,
+            recipe,
+            prompts,
+            teacher,
+            self._tokenizer,
+            len(teacher.head),
+            self._counting("data"),
+        )
+
+    def _fit(self) -> None:
+        recipe, folder = self.recipe.fit, self.out / "fit"
+        corpus = Corpus(self.out / "data")
+        hold(folder, recipe, sequences_in_all=len(corpus), answer_tokens=corpus.answer_tokens)
+        teacher = self._teacher()
+        unused = corpus.unused(len(teacher.head))
+        special = self._tokenizer.special_ids
+        mask = draft.mask_id(unused, special, len(teacher.head))
+        positions = max(corpus.length(i) for i in range(len(corpus))) + recipe.block
+        longest = int(getattr(teacher.config, "max_position_embeddings", positions))
+        raw = draft.settings(teacher.config, recipe, self._taps, mask, longest)
+        network, raw = draft.start(recipe, raw, teacher, positions)
+        autocast = self._dtype if self._dtype != torch.float32 else None
+        fit = Fit(folder, recipe, network, corpus, teacher, autocast)
+        worth = read_worth(folder / "held_out.jsonl")
+
+        def tell(done: object, loss: float, tau: float) -> None:
+            progress = fit.progress
+            note = f"loss {loss:.3f}, tau {tau:.2f} on the blocks trained on"
+            self._report(TrainProgress("fit", progress.step, progress.steps, note))
+            at = [round(share * progress.steps) for share in _CHECKS]
+            if progress.step in at and progress.step not in [step for step, _ in worth]:
+                self._check(fit, raw, worth, _CHECK_PROMPTS)
+
+        fit.run(tell)
+        self._check(fit, raw, worth, None)
+        write_card(
+            self.out / "draft",
+            self.target.name,
+            self.recipe,
+            fit.progress,
+            worth,
+            len(corpus),
+            corpus.answer_tokens,
+            sum(p.numel() for p in network.parameters()),
+            f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+            if self.device.type == "cpu"
+            else torch.cuda.get_device_name(),
+        )
+
+    def _check(
+        self, fit: Fit, raw: dict[str, object], worth: list[tuple[int, Worth]], count: int | None
+    ) -> None:
+        """Export the draft as it is and answer held-out prompts with it."""
+        step = fit.progress.step
+        write_draft(self.out / "draft", fit.network, raw)
+        found = evaluate(
+            self.target,
+            self.out / "draft",
+            self._asked("held_out")[:count],
+            max_tokens=self.recipe.fit.eval_tokens,
+            thinking=self.recipe.data.thinking,
+            progress=self._counting("evaluate"),
+        )
+        worth[:] = [(s, w) for s, w in worth if s != step] + [(step, found)]
+        self._report(
+            TrainProgress("fit", step, fit.progress.steps, f"held out: tau {found.tau:.2f}")
+        )
+        write_worth(self.out / "fit" / "held_out.jsonl", worth)
+
+    def _asked(self, name: str) -> list[Asked]:
+        path = self.out / "prompts" / f"{name}.jsonl"
+        if not path.is_file():
+            raise OptionError(f"{path} is not there yet.", "Run --stage prompts first.")
+        return read_prompts(path)
+
+    def _teacher(self) -> Teacher:
+        if self._teacher_held is None:
+            self._teacher_held = Teacher(self.target, self._taps, self.device, self._dtype)
+        return self._teacher_held
+
+    def _counting(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._report(TrainProgress(stage, done, total))
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    """bf16 where the device multiplies it itself."""
+    quick = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else cpu_bf16()
+    return torch.bfloat16 if quick else torch.float32
