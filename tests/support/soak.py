@@ -215,8 +215,8 @@ def _action(chat: Chat, dice: random.Random) -> tuple[str, Iterator[Event]]:
 def _read(engine: Engine, events: Iterator[Event], dice: random.Random) -> Done | None:
     """Read an answer to its end, stop it somewhere, or leave it."""
     roll = dice.random()
-    stop_at = dice.randint(1, 60) if roll < 0.3 else 0
-    rounds = 0
+    stop_at = dice.randint(1, 20) if roll < 0.3 else 0
+    rounds, done = 0, None
     for event in events:
         if isinstance(event, Round):
             rounds += 1
@@ -226,12 +226,12 @@ def _read(engine: Engine, events: Iterator[Event], dice: random.Random) -> Done 
                 engine.stop()
             elif rounds == stop_at:
                 break
-        if isinstance(event, Done):
-            return event
+        elif isinstance(event, Done):
+            done = event
     close = getattr(events, "close", None)
     if close is not None:
         close()
-    return None
+    return done
 
 
 def _compare(
