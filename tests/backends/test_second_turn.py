@@ -53,7 +53,7 @@ class Talk:
                     self.warm.stop()
             elif isinstance(event, Done):
                 done = event
-        assert done.reason == ("cancelled" if stop_after else "length")
+        assert done.reason in (("cancelled",) if stop_after else ("length", "stop"))
         assert self.answering.asked is not None
         self.asked, self.tokens = self.answering.asked[0], done.tokens
         shared = first_difference(held, self.asked.ids)
@@ -107,7 +107,7 @@ def test_the_demo_pair() -> None:
     from dflash_local.bench_topics import SUMMARISE
 
     target = demo.ensure(lambda stage, done, total: None)
-    history = " ".join(text for _, text in SUMMARISE[:5])
+    history = " ".join(text for _, text in SUMMARISE[:4])
     options = Options(context=1024)
     talk_through(
         lambda: TorchKit().open(target, demo.draft_folder(), options),
