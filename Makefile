@@ -13,6 +13,8 @@ PYTHON ?= python3
 MODEL ?= demo
 PROMPT ?= Name three things that make a city pleasant to live in.
 ARGS ?=
+# Test processes at once; each computes on one thread. 0 runs everything in one, for a debugger.
+WORKERS ?= 2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -32,7 +34,7 @@ chat: .venv/ready
 	fi
 
 test: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

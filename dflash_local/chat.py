@@ -13,10 +13,11 @@ from typing import Literal, Protocol
 
 from dflash_local.backend import BackendInfo
 from dflash_local.errors import ContextFull, DflashError, OptionError
-from dflash_local.events import Channel, Done, Event, Reason, Resumed, Text, Usage
+from dflash_local.events import Channel, Done, Event, Reason, Resumed, Round, Text, Usage
 from dflash_local.prompting import Message, Prompt, whole
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
+from dflash_local.trace import Trace
 
 _LOW, _FREED = 1 / 8, 1 / 3
 """Free part of the context below which room is made, and the part that is free afterwards.
@@ -68,6 +69,8 @@ class Answer:
     error: str = ""
     speedup: float | None = None
     """Over plain decoding as it was known when the answer ended."""
+    trace: str = ""
+    """Which round said what, for ``Trace.decode``; empty where it was not kept."""
 
     @property
     def can_go_on(self) -> bool:
@@ -322,13 +325,17 @@ class Chat:
         said: dict[Channel, list[str]] = {"answer": [before.text], "think": [before.thinking]}
         answer = replace(before, model=self.model, end="interrupted", error="")
         tokens = list(before.tokens)
+        trace = Trace.decode(before.trace, before.text)
         try:
             for event in self.engine.stream(
                 self._request(before), self.options.sampling, block=self.options.block
             ):
                 if isinstance(event, Resumed):
                     said = {"answer": [event.text], "think": [event.thinking]}
-                elif isinstance(event, Text):
+                    trace = Trace.decode(before.trace, event.text)
+                elif isinstance(event, Text | Round):
+                    trace.add(event)
+                if isinstance(event, Text):
                     for piece in event.pieces:
                         said[piece.channel].append(piece.text)
                         if self.record is not None:
@@ -347,7 +354,12 @@ class Chat:
             answer = replace(answer, end="error", error=str(error))
             raise
         finally:
-            answer = replace(answer, text="".join(said["answer"]), thinking="".join(said["think"]))
+            answer = replace(
+                answer,
+                text="".join(said["answer"]),
+                thinking="".join(said["think"]),
+                trace=trace.encode(),
+            )
             version.answer = answer
             if self.record is not None:
                 self.record.answer(*place, answer)

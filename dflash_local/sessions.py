@@ -187,12 +187,16 @@ class SessionStore:
                 )
         return sorted(infos, key=lambda info: info.changed, reverse=True)
 
-    def latest(self) -> Path | None:
-        """The session changed last that no other program has open."""
+    def newest(self) -> Iterator[Path]:
+        """The sessions that no other program has open, the one changed last first."""
         changed = []
         with suppress(OSError):
             changed = [(path.stat().st_mtime, path) for path in self.folder.glob("*.jsonl")]
-        return next((path for _, path in sorted(changed, reverse=True) if not _in_use(path)), None)
+        return (path for _, path in sorted(changed, reverse=True) if not _in_use(path))
+
+    def latest(self) -> Path | None:
+        """The first of them."""
+        return next(self.newest(), None)
 
 
 def read(path: Path) -> tuple[Conversation, str]:

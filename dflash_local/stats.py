@@ -4,7 +4,14 @@
 * tau: tokens emitted per round that drafted, bonus included, first token excluded.
 * draft rate: accepted / really drafted.
 * d_i: share of the rounds with at least i drafted in which position i was accepted.
-* tok/s: emitted tokens over decode time; prefill and its token are apart.
+* full blocks: share of the rounds that drafted in which everything drafted was accepted.
+* tok/s: emitted tokens over decode time; prefill and its token are apart. While an answer is
+  written, over the last two seconds.
+* x: tok/s over the speed of plain decoding for this pair on this machine; est. until a race has
+  measured it on a prompt of the user's.
+* first token: time from the request to the first token, the prefill.
+* ribbon: one cell per round, its height the tokens emitted, from 1 to the block size.
+* alarm: tau below 1.3 over the last 40 rounds that drafted.
 """
 
 from __future__ import annotations

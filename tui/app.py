@@ -21,13 +21,14 @@ from dflash_local.errors import DflashError, NotDownloaded
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
-from dflash_local.sessions import Session, SessionStore
+from dflash_local.sessions import Session, SessionError, SessionStore
 
 from .chat_screen import ChatScreen, Look
 from .commands import REGISTRY
-from .help import keys_name
+from .goodbye import DEFAULT_PAIR, say_goodbye
+from .help import keys_help, keys_name
 from .settings import load_settings
-from .visible import visible
+from .themes import of_terminal
 
 EXIT_INTERRUPTED = 130
 PICTURE_TOKENS = 200
@@ -70,12 +71,14 @@ class DflashApp(App[int]):
         self.settings = load_settings()
         self.set_keymap(self.settings.keymap)
         look = Look(options.low_bandwidth, options.ascii)
+        session, words = first_session(pair, options)
         self.chat_screen = ChatScreen(
             service,
             pair=pair,
             settings=self.settings,
             look=look,
-            session=first_session(pair, options),
+            session=session,
+            words=words,
             openers=openers,
         )
 
@@ -85,8 +88,8 @@ class DflashApp(App[int]):
 
     async def on_mount(self) -> None:
         """Take the theme that was chosen, and remember the next choice."""
-        if self.settings.theme in self.available_themes:
-            self.theme = self.settings.theme
+        chosen = self.settings.theme in self.available_themes
+        self.theme = self.settings.theme if chosen else of_terminal(os.environ)
         self.theme_changed_signal.subscribe(self, self._theme_changed)
         if self.options.prompt and not self.options.screenshot:
             self.call_after_refresh(self.chat_screen.send, self.options.prompt)
@@ -111,7 +114,8 @@ class DflashApp(App[int]):
         yield from super().get_system_commands(screen)
 
     def _theme_changed(self, theme: Theme) -> None:
-        self.settings.theme = theme.name
+        # The terminal's own is no choice: on another terminal it may be the wrong one.
+        self.settings.theme = "" if theme.name == of_terminal(os.environ) else theme.name
 
     async def _take_picture(self) -> None:
         """Ask once plain decoding was timed, and leave with the picture of the answer."""
@@ -124,13 +128,20 @@ class DflashApp(App[int]):
             await screen.send(self.options.prompt or "Hello! What can you do?")
 
 
-def first_session(pair: str, options: Options) -> Session:
-    """The latest chat where it is asked for and there is one, else a new one."""
+def first_session(pair: str, options: Options) -> tuple[Session, str]:
+    """The chat to begin with, and a line about it where it is not the one that was asked for."""
     store = SessionStore()
-    latest = store.latest() if options.resume else None
-    if latest is not None:
-        return store.open(latest)
-    return store.create(Conversation(options.system), pair)
+    said = ""
+    for path in store.newest() if options.resume else ():
+        try:
+            session = store.open(path)
+        except SessionError as error:
+            said = said or f"{error.cause} It stays as it is; "
+            continue
+        return session, said and f"{said}this is the chat before it."
+    if options.resume:
+        said = f"{said or 'There is no saved chat to go on with; '}this is a new one."
+    return store.create(Conversation(options.system), pair), said
 
 
 def wants_plain() -> bool:
@@ -155,8 +166,9 @@ def run(
         if options.plain:
             from .plain import PlainChat
 
-            session = first_session(pair, options)
-            return PlainChat(service, pair, session, sys.stdin, sys.stdout).run(options.prompt)
+            session, words = first_session(pair, options)
+            chat = PlainChat(service, pair, session, sys.stdin, sys.stdout)
+            return chat.run(options.prompt, words)
         app = DflashApp(service, pair, options, openers)
         app.run(
             mouse=options.mouse,
@@ -165,17 +177,10 @@ def run(
             headless=bool(options.screenshot),
             size=(100, 32) if options.screenshot else None,
         )
-        _say_goodbye(app)
+        screen = app.chat_screen
+        answer = None if options.inline else screen.chat.last
+        say_goodbye(screen.session, answer, screen.pair)
         return app.return_code or 0
-
-
-def _say_goodbye(app: DflashApp) -> None:
-    """The full screen hides what was said; leave the last reply on the terminal."""
-    session, answer = app.chat_screen.session, app.chat_screen.chat.last
-    if answer is not None and not app.options.inline and answer.text:
-        print(visible(answer.text).rstrip())  # noqa: T201
-    if os.path.exists(session.path):
-        print(f"Saved in {session.path} · dflash-chat --continue goes on")  # noqa: T201
 
 
 def parser() -> argparse.ArgumentParser:
@@ -184,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
         prog="dflash-chat", description="Chat with a local model, drafted by DFlash."
     )
     root.add_argument("prompt", nargs="?", default="", help="a first message to send at once")
-    root.add_argument("--model", default="demo", help="name of a pair, repo or folder")
+    root.add_argument("--model", default=DEFAULT_PAIR, help="name of a pair, repo or folder")
     root.add_argument("--draft", help="repo or folder of another draft")
     root.add_argument("--plain", action="store_true", help="lines of text, no full screen")
     root.add_argument("--backend", choices=("mlx", "torch"), help="instead of this machine's own")
@@ -196,6 +201,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--continue", dest="resume", action="store_true", help="the latest chat")
     root.add_argument("--system", default="", help="the system prompt")
     root.add_argument("--screenshot", default="", metavar="SVG", help="picture of one answer")
+    root.add_argument("--keys", action="store_true", help="print every action's id and keys")
     root.add_argument("--version", action="store_true", help="print the version and leave")
     return root
 
@@ -207,6 +213,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dflash_local import __version__
 
         print(f"dflash-chat {__version__}")  # noqa: T201
+        return 0
+    if args.keys:
+        print("\n".join(keys_help(REGISTRY, load_settings().keymap)))  # noqa: T201
         return 0
     options = Options(
         plain=args.plain or (wants_plain() and not args.screenshot),
@@ -246,3 +255,7 @@ def _chat(args: argparse.Namespace, options: Options) -> int:
             raise
         opener = PairOpener(args.model, args.draft, load)  # the screen offers the download
     return run(opener, args.model, options, openers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

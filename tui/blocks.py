@@ -13,6 +13,9 @@ _LIST = re.compile(r"^(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _UNDECIDED = 12
 """Characters of a line after which its kind is known, list markers being short."""
 
+_UNSURE = "\0"
+"""A fence that no line closes."""
+
 
 class BlockScanner:
     """Reads a text in pieces and finds its boundaries."""
@@ -69,7 +72,11 @@ class BlockScanner:
         line = self._line.rstrip("\n")
         self._list = self._list or (not self._fence and _LIST.match(line) is not None)
         fence = _FENCE.match(line)
-        if fence is not None and (len(fence[1]) <= 3 or self._list):
+        indent = len(line) - len(line.lstrip(" "))
+        if self._fence and self._list and line.strip() and indent < self._indent:
+            # It may end the list, and the fence with it: nothing is sure from here on.
+            self._fence = _UNSURE
+        elif fence is not None and (len(fence[1]) <= 3 or self._list):
             mark, rest = fence[2], fence[3]
             if not self._fence:
                 self._fence = "" if mark[0] == "`" and "`" in rest else mark

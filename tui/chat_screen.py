@@ -6,7 +6,6 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic
 from typing import ClassVar, Literal
 
 from textual import on
@@ -17,36 +16,34 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.worker import Worker
 
-from dflash_local.backend import BackendInfo, MemoryFigures
+from dflash_local.backend import BackendInfo
 from dflash_local.chat import Chat, Conversation
-from dflash_local.errors import DflashError, NotDownloaded
+from dflash_local.errors import DflashError
 from dflash_local.events import Event, Prefill, Round
 from dflash_local.history import PromptHistory
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.sessions import Session, SessionStore
 
-from . import figures, messages
 from .answering import Answering
 from .body import CopyCode
 from .client import Update
 from .commands import REGISTRY, copy_text
+from .completions import Completions
+from .key_line import KeyLine
 from .live_figures import LiveFigures
 from .loader import Loader
-from .loading import LoadingCard
+from .pair_load import PairLoad
 from .prompt import Prompt
 from .reply import Reply
 from .settings import Settings
 from .stats_panel import StatsPanel
 from .status_line import StatusLine
+from .tint import Legend
 from .transcript import Note, Transcript, UserMessage
 from .visible import visible
 
-HINT = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help · Ctrl+C twice quits"
-SWAPPED_HINT = HINT.replace("Enter send · Ctrl+J new line", "Ctrl+J send · Enter new line")
-ALARM = "The draft is not helping here (τ below 1.3 over 40 rounds). /block off decodes plainly."
-TWICE_S = 2.0
-"""Seconds within which a second press counts."""
+ALARM = "The draft is not helping (τ below 1.3): try /block off."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,7 @@ class ChatScreen(Screen[None]):
         settings: Settings,
         look: Look,
         session: Session | None = None,
+        words: str = "",
         openers: Callable[[str], ServiceOpener] | None = None,
     ) -> None:
         super().__init__()
@@ -88,10 +86,9 @@ class ChatScreen(Screen[None]):
         """The chat before the last new one."""
         self.chat = Chat(service, self.session.conversation, model=pair, record=self.session)
         self.answering = Answering(self, low_bandwidth=look.low_bandwidth)
-        self.loader = Loader(service, self)
-        self.info: BackendInfo | None = None
-        self.memory_before: MemoryFigures | None = None
-        """Before the model was switched."""
+        self.load = PairLoad(self)
+        self._words = words
+        """Said at the start, about the session."""
         self.editing = False
         """The next message takes the place of the last one."""
         self.transcript = Transcript(ascii_only=look.ascii_only)
@@ -100,21 +97,20 @@ class ChatScreen(Screen[None]):
         self.panel = StatsPanel(settings.panel, ascii_only=look.ascii_only)
         self.live = LiveFigures(self.answering, self.status_line, self.panel, pair=pair)
         self.queued: deque[UserMessage] = deque()
-        self.completions = Static(id="completions")
-        self._hint = Static(id="hint")
+        self.completions = Completions()
+        self.keys = KeyLine(ascii_only=look.ascii_only)
         self._below = Static(Content("new text below · End"), id="below")
-        self._armed: dict[str, float] = {}
         self._worker: Worker[None] | None = None
-        self._after_load: Callable[[], Iterator[Event]] | None = None
 
     def compose(self) -> ComposeResult:
         """Transcript above, prompt and status below."""
         yield self.transcript
         yield self._below
         yield self.panel
+        yield Legend()
         yield self.completions
         yield self.prompt
-        yield self._hint
+        yield self.keys
         yield self.status_line
         yield Static(Content("dflash-chat needs a little more room; the chat goes on."), id="small")
 
@@ -130,7 +126,9 @@ class ChatScreen(Screen[None]):
         """Show what was saved, watch the load."""
         self.apply_settings()
         await self.transcript.show(self.chat.conversation)
-        await self.watch_load()
+        if self._words:
+            await self.transcript.add(Note(self._words, classes="error"))
+        await self.load.watch()
 
     # -- state
 
@@ -138,6 +136,16 @@ class ChatScreen(Screen[None]):
     def generating(self) -> bool:
         """An answer is being written."""
         return self._worker is not None
+
+    @property
+    def info(self) -> BackendInfo | None:
+        """What is loaded; None while nothing is."""
+        return self.load.info
+
+    @property
+    def loader(self) -> Loader:
+        """Watches the engine process."""
+        return self.load.loader
 
     @property
     def following(self) -> bool:
@@ -159,22 +167,8 @@ class ChatScreen(Screen[None]):
             self.prompt.send_keys = set(keymap["prompt.send"].split(","))
         if "prompt.newline" in keymap:
             self.prompt.newline_keys = set(keymap["prompt.newline"].split(","))
-        self.hint()
-
-    def hint(self, text: str = "", *, alarm: bool = False) -> None:
-        """Put a line under the prompt; the usual one by default."""
-        usual = HINT if self.settings.enter_sends else SWAPPED_HINT
-        self._hint.update(Content(visible(text or usual)))
-        self._hint.set_class(alarm, "alarm")
-
-    def twice(self, what: str, words: str) -> bool:
-        """Whether this is the second press within a moment; the first one is told."""
-        if monotonic() - self._armed.get(what, 0.0) < TWICE_S:
-            return True
-        self._armed[what] = monotonic()
-        self.hint(words)
-        self.set_timer(TWICE_S, self.hint)
-        return False
+        self.keys.keymap, self.keys.enter_sends = keymap, self.settings.enter_sends
+        self.keys.say()
 
     # -- actions
 
@@ -225,11 +219,7 @@ class ChatScreen(Screen[None]):
 
     @on(Prompt.Changed)
     def _typed(self) -> None:
-        actions = REGISTRY.complete(self.prompt.text)[:8]
-        self.completions.set_class(bool(actions), "shown")
-        if actions:
-            lines = (f"{action.usage:<30} {action.title}" for action in actions)
-            self.completions.update(Content("\n".join(lines) + "\nTab completes"))
+        self.completions.show(self.prompt.text)
 
     async def send(self, text: str) -> None:
         """Send a message now, or queue it."""
@@ -242,7 +232,7 @@ class ChatScreen(Screen[None]):
             return
         if self.editing:
             self.editing = False
-            self.hint()
+            self.keys.say()
             await self.again(lambda: self.chat.edit(text), text)
             return
         await self.transcript.add(UserMessage(number, text))
@@ -258,8 +248,8 @@ class ChatScreen(Screen[None]):
         if self.service.alive:
             await self.answer(make, number)
             return
-        self._after_load = make
-        await self.reload()
+        self.load.waiting = make
+        await self.load.reload()
 
     async def answer(
         self, make: Callable[[], Iterator[Event]], turn: int, reply: Reply | None = None
@@ -270,7 +260,8 @@ class ChatScreen(Screen[None]):
         if reply is None:
             reply = self.transcript.new_reply(turn)
             await self.transcript.add(reply)
-        self.hint()
+        self.keys.say()
+        self.keys.busy(True)
         self.transcript.follow()
         self._worker = self.run_worker(self.answering.run(make, reply), group="answer")
 
@@ -297,71 +288,13 @@ class ChatScreen(Screen[None]):
         self.editing = False
         await self.transcript.show(session.conversation)
 
-    # -- the load
-
-    async def watch_load(self) -> None:
-        """Show the progress of the load that is going on."""
-        self.info = None
-        await self.transcript.add(LoadingCard(self.pair))
-        self.live.loading(self.pair)
-        self.loader = Loader(self.service, self)
-        self.loader.start()
-
-    async def reload(self, opener: ServiceOpener | None = None) -> None:
-        """Start the engine process anew, perhaps with another pair."""
-        self.memory_before = self.live.memory
-        self.service.reload(opener)
-        await self.watch_load()
-
-    @on(messages.LoadStep)
-    def _load_step(self, event: messages.LoadStep) -> None:
-        for card in self.query(LoadingCard):
-            card.show(event.progress)
-
-    @on(messages.Loaded)
-    async def _loaded(self, event: messages.Loaded) -> None:
-        self.info = info = event.info
-        await self.query(LoadingCard).remove()
-        await self.query(".loaded").remove()
-        draft = f" with {info.draft}" if info.draft else ", no draft"
-        where = f"{info.backend} on {info.device}"
-        words = f"Ready: {info.target}{draft} · {where} · {figures.seconds(event.seconds)}"
-        await self.transcript.mount(Note(words, classes="loaded"), before=0)
-        self.live.loaded(info)
-        waiting, self._after_load = self._after_load, None
-        if waiting is not None:
-            await self.answer(waiting, len(self.chat.conversation.turns) - 1)
-        else:
-            await self._next()
-
-    @on(messages.LoadFailed)
-    async def _load_failed(self, event: messages.LoadFailed) -> None:
-        await self.query(LoadingCard).remove()
-        self.live.loading(self.pair, "not loaded")
-        await self.transcript.add(Note(str(event.error), classes="error"))
-        if isinstance(event.error, NotDownloaded):
-            await self.perform("model.choose", "")
-
-    @on(messages.PlainSpeed)
-    def _plain_speed(self, event: messages.PlainSpeed) -> None:
-        self.chat.plain_tok_s = self.live.plain_tok_s = event.tok_s
-        self.live.estimated = event.estimated
-
-    @on(messages.MemoryRead)
-    async def _memory_read(self, event: messages.MemoryRead) -> None:
-        before, self.memory_before = self.memory_before, None
-        self.live.remember(event.memory)
-        if before is not None and before.peak:
-            words = f"Memory: {figures.gigabytes(before.peak)} before, "
-            self.tell(words + f"{figures.gigabytes(event.memory.peak)} now.")
-
     # -- the answer
 
     def progressed(self, prefill: Prefill | None, rounds: tuple[Round, ...]) -> None:
         """Figures of the running answer have changed."""
         self.live.progressed(prefill, rounds)
         if rounds and self.answering.stats.draft_not_helping:
-            self.hint(ALARM, alarm=True)
+            self.keys.say(ALARM, alarm=True)
 
     async def answered(self, reply: Reply, update: Update) -> None:
         """The answer ended; its text is all shown."""
@@ -380,17 +313,18 @@ class ChatScreen(Screen[None]):
         if trouble is not None:
             self.tell(str(trouble), severity="error")
         self._worker = None
+        self.keys.busy(False)
         self.live.answered(answer)
         if not self.service.alive:
             return
         self.loader.read_memory()
-        await self._next()
+        await self.send_next()
         drafted = answer is not None and answer.stats is not None and answer.stats.drafted
         if self.live.plain_tok_s is None and drafted and not self.generating:
             self.loader.time_on(self.chat.conversation.messages()[:-1])
 
-    async def _next(self) -> None:
-        """Send the next queued message."""
+    async def send_next(self) -> None:
+        """Send the next queued message, if there is one and nothing stands in its way."""
         if self.queued and not self.generating and self.info is not None:
             message = self.queued.popleft()
             await message.remove()

@@ -6,31 +6,22 @@ import os
 import shlex
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import DflashError, OptionError
-from dflash_local.sessions import to_json, to_markdown, write_atomically
+from dflash_local.sessions import to_markdown
 
-from . import clipboard
+from . import chat_settings, clipboard
 from . import view_commands as view
 from .actions import Action, Registry
+from .export import export
 
 if TYPE_CHECKING:
     from .chat_screen import ChatScreen
 
-_NUMBERS = {
-    "temp": "temperature",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "top_k": "top_k",
-    "seed": "seed",
-    "max": "max_tokens",
-    "max_tokens": "max_tokens",
-}
-_WHOLE = ("top_k", "seed", "max_tokens")
+DEFAULT_BLOCK = 16
+"""Largest block that may be asked for while no draft is loaded that could tell."""
 
 
 def copy_text(screen: ChatScreen, text: str, what: str) -> None:
@@ -42,7 +33,7 @@ def copy_text(screen: ChatScreen, text: str, what: str) -> None:
 def interrupt(screen: ChatScreen, _: str) -> None:
     """Ctrl+C: stop, else copy what is selected; quit at the second press."""
     if screen.generating:
-        if screen.twice("quit", "Stopping. Press Ctrl+C again to quit."):
+        if screen.keys.twice("quit", "Stopping. Press Ctrl+C again to quit."):
             screen.app.exit()
         else:
             screen.stop()
@@ -52,20 +43,20 @@ def interrupt(screen: ChatScreen, _: str) -> None:
     if selected:
         copy_text(screen, selected, "the selection")
         screen.clear_selection()
-    elif screen.twice("quit", "Press Ctrl+C again to quit."):
+    elif screen.keys.twice("quit", "Press Ctrl+C again to quit."):
         screen.app.exit()
 
 
 def escape(screen: ChatScreen, _: str) -> None:
     """Esc: close what is open, stop, or go back to the prompt."""
-    if screen.completions.has_class("shown"):
-        screen.completions.remove_class("shown")
-    elif screen.generating:
-        if not screen.settings.esc_twice or screen.twice("stop", "Press Esc again to stop."):
+    if screen.completions.hide():
+        return
+    if screen.generating:
+        if not screen.settings.esc_twice or screen.keys.twice("stop", "Press Esc again to stop."):
             screen.stop()
     elif screen.editing:
         screen.editing = False
-        screen.hint()
+        screen.keys.say()
     else:
         screen.prompt.focus()
 
@@ -116,7 +107,7 @@ def edit_last(screen: ChatScreen, _: str) -> None:
     screen.prompt.set_text(screen.chat.conversation.turns[-1].current.user)
     screen.prompt.focus()
     screen.editing = True
-    screen.hint("Editing the last message: Enter answers it anew, Esc leaves it as it was.")
+    screen.keys.say("Editing: Enter answers anew, Esc leaves it as it was.")
 
 
 async def go_on(screen: ChatScreen, _: str) -> None:
@@ -140,7 +131,7 @@ async def new_chat(screen: ChatScreen, _: str) -> None:
         raise OptionError("An answer is being written.", "Stop it first, with Esc.")
     fresh = Conversation(screen.chat.conversation.system)
     await screen.open_session(screen.store.create(fresh, screen.pair))
-    screen.hint("New chat; the old one is saved, /undo brings it back.")
+    screen.keys.say("New chat; the old one is saved, /undo brings it back.")
 
 
 async def undo(screen: ChatScreen, _: str) -> None:
@@ -161,60 +152,23 @@ async def undo(screen: ChatScreen, _: str) -> None:
 
 def set_block(screen: ChatScreen, argument: str) -> None:
     """Rows per verify; off is plain decoding."""
-    most = screen.info.block_size if screen.info else 16
-    if argument in ("off", "0"):
-        block: int | None = 0
-    elif argument in ("", "on", "auto"):
-        block = None
-    elif argument.isdecimal() and 1 <= int(argument) <= most:
-        block = int(argument)
-    else:
-        raise OptionError(f"Not a block size: {argument}.", f"Give 1 to {most}, or off.")
-    screen.chat.options = replace(screen.chat.options, block=block)
-    words = "Plain decoding" if block == 0 else f"Block {block or most}"
-    screen.tell(f"{words} from the next answer on.")
+    most = screen.info.block_size if screen.info else DEFAULT_BLOCK
+    screen.tell(chat_settings.set_block(screen.chat, argument, most))
 
 
 def set_system(screen: ChatScreen, argument: str) -> None:
     """The system prompt, from the next answer on."""
-    if not argument:
-        screen.tell(f"System prompt: {screen.chat.conversation.system or 'none'}")
-        return
-    screen.chat.set_system("" if argument == "off" else argument)
-    screen.tell("System prompt changed from the next answer on.")
+    screen.tell(chat_settings.set_system(screen.chat, argument))
 
 
 def set_sampling(screen: ChatScreen, argument: str) -> None:
     """One of the sampling settings."""
-    name, _, value = argument.partition(" ")
-    sampling = screen.chat.options.sampling
-    if not name:
-        shown = ", ".join(f"{key} {getattr(sampling, f)}" for key, f in _NUMBERS.items())
-        screen.tell(f"Settings: {shown}.")
-        return
-    if name not in _NUMBERS:
-        raise OptionError(f"There is no setting {name[:40]}.", f"Give {', '.join(_NUMBERS)}.")
-    field = _NUMBERS[name]
-    try:
-        number: float | int | None = int(value) if field in _WHOLE else float(value)
-    except ValueError:
-        if value != "off" or field not in ("seed", "max_tokens"):
-            raise OptionError(f"Not a number: {value[:40]}.") from None
-        number = None
-    # Any: the field's type depends on its name; SamplingParams checks the value.
-    changes: dict[str, object] = {field: number}
-    sampling = replace(sampling, **changes)  # type: ignore[arg-type]
-    screen.chat.options = replace(screen.chat.options, sampling=sampling)
-    screen.tell(f"{name} is {'off' if number is None else number} from the next answer on.")
+    screen.tell(chat_settings.set_sampling(screen.chat, argument))
 
 
 def set_thinking(screen: ChatScreen, argument: str) -> None:
     """Whether the model is asked to think."""
-    choices = {"on": True, "off": False, "": None, "auto": None}
-    if argument not in choices:
-        raise OptionError(f"Not a choice: {argument[:40]}.", "Give on, off or auto.")
-    screen.chat.options = replace(screen.chat.options, thinking=choices[argument])
-    screen.tell(f"Thinking is {argument or 'auto'} from the next answer on.")
+    screen.tell(chat_settings.set_thinking(screen.chat, argument))
 
 
 def copy_part(screen: ChatScreen, argument: str) -> None:
@@ -250,13 +204,7 @@ def copy_focused(screen: ChatScreen, _: str) -> None:
 
 def save(screen: ChatScreen, argument: str) -> None:
     """Export the chat to a file: JSON by its ending, else Markdown."""
-    path = Path(argument or f"chat-{screen.session.path.stem}.md").expanduser().absolute()
-    write = to_json if path.suffix == ".json" else to_markdown
-    try:
-        write_atomically(path, write(screen.chat.conversation, screen.pair))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}.") from error
-    screen.tell(f"Saved to {path}.")
+    screen.tell(f"Saved to {export(screen.session, screen.pair, argument)}.")
 
 
 def edit_outside(screen: ChatScreen, _: str) -> None:
@@ -331,7 +279,7 @@ REGISTRY = Registry(
             "Sampling",
             set_sampling,
             slash="set",
-            takes="temp|top_p|top_k|max|seed value",
+            takes="[name value]",
         ),
         Action("chat.think", "Thinking", set_thinking, slash="think", takes="on|off|auto"),
         Action(

@@ -1,34 +1,62 @@
-"""Waits for the engine process on a thread, reports to a screen, then times plain decoding."""
+"""Loader: waits for the engine process on a thread, then times plain decoding.
+
+What it finds out is told in the screen's own time, never from the thread.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import median
 from time import monotonic
+from typing import Any, Protocol
 
 from textual.message_pump import MessagePump
 
+from dflash_local.backend import BackendInfo, MemoryFigures
 from dflash_local.errors import DflashError
-from dflash_local.events import Round
+from dflash_local.events import LoadProgress, Round
 from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
-
-from .messages import Loaded, LoadFailed, LoadStep, MemoryRead, PlainSpeed
 
 TIMED_TOKENS = 16
 _WARM_UP = 3
 """Rounds left out: the first ones of a process are slower."""
 
 
-class Loader:
-    """Watches one service."""
+class Audience(Protocol):
+    """Who hears how the load goes."""
 
-    def __init__(self, service: Service, screen: MessagePump) -> None:
+    def step(self, progress: LoadProgress) -> None:
+        """It got further."""
+        ...
+
+    async def loaded(self, info: BackendInfo, seconds: float) -> None:
+        """The pair is ready."""
+        ...
+
+    async def failed(self, error: DflashError) -> None:
+        """It could not be loaded."""
+        ...
+
+    def timed(self, tok_s: float) -> None:
+        """Plain decoding was timed on this machine."""
+        ...
+
+    def remember(self, memory: MemoryFigures) -> None:
+        """What the engine holds."""
+        ...
+
+
+class Loader:
+    """Watches one service; ``screen`` is whose time the audience is told in."""
+
+    def __init__(self, service: Service, screen: MessagePump, audience: Audience) -> None:
         self._service = service
         self._screen = screen
+        self._audience = audience
         self.timing = False
         """Plain decoding is being timed; whoever wants an answer stops it first."""
 
@@ -43,12 +71,12 @@ class Loader:
     def _run(self) -> None:
         began = monotonic()
         try:
-            info = self._service.wait(lambda event: self._post(LoadStep(event)))
+            info = self._service.wait(lambda event: self._tell(self._audience.step, event))
         except DflashError as error:
-            self._post(LoadFailed(error))
+            self._tell(self._audience.failed, error)
             return
         self.timing = info.block_size > 1
-        self._post(Loaded(info, monotonic() - began))
+        self._tell(self._audience.loaded, info, monotonic() - began)
         if self.timing:
             with suppress(DflashError):
                 self._time_plain("Count from one to twenty.")
@@ -75,11 +103,11 @@ class Loader:
             if isinstance(event, Round)
         ][_WARM_UP:]
         if len(rounds) >= 3 and median(rounds) > 0:
-            self._post(PlainSpeed(1000.0 / median(rounds)))
+            self._tell(self._audience.timed, 1000.0 / median(rounds))
 
     def _read_memory(self) -> None:
         with suppress(DflashError):
-            self._post(MemoryRead(self._service.memory()))
+            self._tell(self._audience.remember, self._service.memory())
 
-    def _post(self, message: LoadStep | Loaded | LoadFailed | PlainSpeed | MemoryRead) -> None:
-        self._screen.post_message(message)
+    def _tell(self, what: Callable[..., Any], *values: object) -> None:
+        self._screen.call_later(what, *values)

@@ -16,13 +16,15 @@ from functools import partial
 from types import FrameType
 from typing import TextIO
 
-from dflash_local.chat import Chat, Conversation
+from dflash_local.chat import Chat
 from dflash_local.errors import DflashError
 from dflash_local.events import Event, LoadProgress, Text
 from dflash_local.service import Service
-from dflash_local.sessions import Session, SessionStore
+from dflash_local.sessions import Session
 
 from . import figures
+from .commands import REGISTRY
+from .plain_commands import COMMANDS
 from .visible import visible
 
 
@@ -45,76 +47,84 @@ class PlainChat:
         source: TextIO | None,
         target: TextIO | None,
     ) -> None:
-        self._service = service
+        self.service = service
         self._source = source = source or io.StringIO()
         self._target = target or io.StringIO()
         self._typing = source.isatty()
         if isinstance(source, io.TextIOWrapper):
             source.reconfigure(errors="replace")
-        self._session = session
-        self._chat = Chat(service, session.conversation, model=pair, record=session)
-        self._pair = pair
+        self.session = session
+        self.chat = Chat(service, session.conversation, model=pair, record=session)
+        self.pair = pair
+        self.block_size = 0
+        """Of the pair, once it is loaded."""
+        self.leaving = False
+        """The user asked to leave."""
         self._stage = ""
 
-    def run(self, first: str = "") -> int:
-        """Chat until the input ends, or nobody reads the output any more."""
+    def run(self, first: str = "", words: str = "") -> int:
+        """Say ``words``, chat until the input ends or nobody reads the output any more."""
         try:
-            self._run(first)
+            self._run(first, words)
         except OSError as error:
             self._drop_output()
             if not isinstance(error, BrokenPipeError):
                 raise DflashError(f"The chat cannot go on: {error.strerror or error}.") from error
         finally:
-            self._session.close()
+            self.session.close()
         return 0
 
-    def _run(self, first: str) -> None:
-        self._say(f"Loading {self._pair}.")
-        info = self._service.wait(self._progress)
+    def _run(self, first: str, words: str) -> None:
+        if words:
+            self.say(words)
+        self.say(f"Loading {self.pair}.")
+        info = self.service.wait(self._progress)
         draft = f" with {info.draft}" if info.draft else ""
-        self._say(f"Ready: {info.target}{draft}. An empty line or Ctrl+D ends the chat.")
+        self.say(f"Ready: {info.target}{draft}.")
+        self.say("/help lists the commands. An empty line or Ctrl+D ends the chat.")
+        self.block_size = info.block_size
         if self._typing:
             with suppress(ImportError):
                 import readline  # noqa: F401 - line editing for input()
         text = first
-        while text or (text := self._ask()):
-            if text == "/quit":
-                break
+        while not self.leaving and (text or (text := self._ask())):
             if text.startswith("/") and not text.startswith("//"):
                 self._command(text)
             else:
-                self._turn(text, partial(self._chat.send, text.removeprefix("/")))
+                text = text.removeprefix("/")
+                self.turn(text, partial(self.chat.send, text))
             text = ""
 
-    def _command(self, text: str) -> None:
-        """The few commands of plain mode; an unknown one is never sent."""
-        if text == "/retry" and self._chat.conversation.turns:
-            self._turn(self._chat.conversation.turns[-1].current.user, self._chat.retry)
-        elif text == "/new":
-            self._begin_anew()
-            self._say("New chat.")
-        else:
-            self._say("Commands here: /retry, /new, /quit. Begin with // to send a slash.")
-
-    def _begin_anew(self) -> None:
-        before, self._session = self._session, self._fresh()
-        before.close()
-        self._chat = Chat(
-            self._service,
-            self._session.conversation,
-            options=self._chat.options,
-            model=self._pair,
-            record=self._session,
+    def go_to(self, session: Session) -> None:
+        """Go on with another chat; this one stays saved."""
+        self.session.close()
+        self.session = session
+        self.chat = Chat(
+            self.service,
+            session.conversation,
+            options=self.chat.options,
+            model=self.pair,
+            record=session,
         )
 
-    def _fresh(self) -> Session:
-        store = SessionStore(self._session.path.parent)
-        return store.create(Conversation(self._chat.conversation.system), self._pair)
+    def _command(self, text: str) -> None:
+        """Run a slash command; an unknown one is never sent."""
+        try:
+            action, argument = REGISTRY.parse(text)
+            run = COMMANDS.get(action.slash)
+            if run is None:
+                self.say(f"/{action.slash} needs the full screen: start without --plain.")
+            else:
+                run(self, argument)
+        except DflashError as error:
+            if not self.service.alive:
+                raise
+            self.say(str(error))
 
     def _progress(self, event: LoadProgress) -> None:
         if event.stage != self._stage:
             self._stage = event.stage
-            self._say(f"Loading: {event.stage}.")
+            self.say(f"Loading: {event.stage}.")
 
     def _ask(self) -> str:
         try:
@@ -122,19 +132,20 @@ class PlainChat:
                 return input("You: ").strip()
             return self._source.readline().strip()
         except EOFError:
-            self._say("")  # the shell's prompt belongs on a line of its own
+            self.say("")  # the shell's prompt belongs on a line of its own
             return ""
         except KeyboardInterrupt:
-            self._say("")
+            self.say("")
             raise
 
-    def _turn(self, text: str, make: Callable[[], Iterator[Event]]) -> None:
-        if not self._typing:
-            self._say(f"You: {visible(text)}")
+    def turn(self, text: str, make: Callable[[], Iterator[Event]]) -> None:
+        """Answer ``text``, or go on where it is empty."""
+        if text and not self._typing:
+            self.say(f"You: {text}")
         self._write("Assistant: ")
         thought = False
         try:
-            with _StopOnInterrupt(self._service):
+            with _StopOnInterrupt(self.service):
                 for event in make():
                     if not isinstance(event, Text):
                         continue
@@ -147,20 +158,21 @@ class PlainChat:
                             self._write("\n(answer) ")
                         self._write(visible(piece.text))
         except DflashError as error:
-            self._say(f"\nError: {error}")
-            if not self._service.alive:
+            self.say(f"\nError: {error}")
+            if not self.service.alive:
                 raise
             return
-        answer = self._chat.last
-        self._say("")
+        answer = self.chat.last
+        self.say("")
         if answer is not None:
-            self._say(figures.sentence(answer))
-        trouble = self._session.trouble()
+            self.say(figures.sentence(answer))
+        trouble = self.session.trouble()
         if trouble is not None:
-            self._say(str(trouble))
+            self.say(str(trouble))
 
-    def _say(self, line: str) -> None:
-        self._write(line + "\n")
+    def say(self, line: str) -> None:
+        """One line."""
+        self._write(visible(line) + "\n")
 
     def _write(self, text: str) -> None:
         encoding = self._target.encoding or "utf-8"

@@ -15,7 +15,8 @@ from textual.message import Message
 from textual.widgets import Static
 
 from dflash_local.chat import Answer
-from dflash_local.events import Piece, Round, Text
+from dflash_local.events import Round, Text
+from dflash_local.trace import Trace
 
 from . import figures
 from .body import Body
@@ -137,8 +138,8 @@ class Reply(Vertical, can_focus=True):
         self.turn = turn
         self.answer = answer
         self._ascii = ascii_only
-        self.rounds: list[Round] = []
-        self._texts: list[Text] = []
+        self._trace: Trace | None = Trace() if answer is None else None
+        """While the reply grows; a finished one has it in its answer."""
         self._tint = TintView()
         self.versions = ""
         """`` · answer 2 of 3`` behind the figures, where there are several."""
@@ -167,8 +168,11 @@ class Reply(Vertical, can_focus=True):
 
     async def write(self, texts: Sequence[Text], rounds: Sequence[Round]) -> None:
         """Add what came since the last redraw."""
-        self.rounds.extend(rounds)
-        self._texts.extend(texts)
+        if self._trace is not None:
+            for text in texts:
+                self._trace.add(text)
+            for round_ in rounds:
+                self._trace.add(round_)
         pieces = [piece for text in texts for piece in text.pieces]
         thought = "".join(p.text for p in pieces if p.channel == "think")
         said = "".join(p.text for p in pieces if p.channel == "answer")
@@ -188,21 +192,23 @@ class Reply(Vertical, can_focus=True):
     def step(self, direction: int) -> None:
         """Look at the round before or after, while tinted."""
         if self.has_class("tinted"):
-            self._tint.step(direction, self.rounds)
+            self._tint.step(direction, self._traced())
             self._draw_tint()
 
     def begin_again(self) -> None:
         """The answer goes on: its end is no longer shown."""
         self.remove_class("ended", "noticed")
+        self._trace = self._traced()
+
+    def _traced(self) -> Trace:
+        if self._trace is not None:
+            return self._trace
+        answer = self.answer or Answer()
+        return Trace.decode(answer.trace, answer.text)
 
     def _draw_tint(self) -> None:
-        if not self.has_class("tinted"):
-            return
-        texts = self._texts
-        if self.answer is not None and not texts:
-            # Origins are not saved; the text is, and stands without them.
-            texts = [Text(0, (Piece(self.answer.text, "plain"),))]
-        self._tint.draw(texts, self.rounds, live=self.answer is None)
+        if self.has_class("tinted"):
+            self._tint.draw(self._traced(), live=self._trace is not None)
 
     def on_click(self, event: events.Click) -> None:
         """A click on the figures copies."""
@@ -212,7 +218,7 @@ class Reply(Vertical, can_focus=True):
 
     async def finish(self, answer: Answer, *, estimated: bool = False) -> None:
         """The answer ended."""
-        self.answer = answer
+        self.answer, self._trace = answer, None
         tokens = answer.usage.thinking_tokens if answer.usage else None
         self.thinking.close(tokens)
         await self.body.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from textual import events
 from textual.content import Content
@@ -17,7 +18,8 @@ from . import figures
 MODES = ("off", "compact", "full")
 FEW = 8
 """Rounds below which a rate is shown dim: too few to mean much."""
-_BAR = 20
+WIDE = 110
+"""Columns from which the panel takes its own room instead of lying over the chat."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -33,7 +35,7 @@ class PanelValues:
     usage: Usage | None = None
 
 
-def bar(share: float, width: int = _BAR, *, ascii_only: bool = False) -> str:
+def bar(share: float, width: int = 20, *, ascii_only: bool = False) -> str:
     """A bar for 0 to 1, in eighths of a cell."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     if ascii_only:
@@ -45,17 +47,21 @@ def panel(values: PanelValues, mode: str, width: int, *, ascii_only: bool = Fals
     """The panel's lines."""
     if mode == "compact":
         return Content("\n").join(_head(values))
-    left = [*_head(values), *_positions(values.summary, ascii_only)]
-    right = [*_histogram(values.summary, ascii_only), *_rest(values)]
-    if width < 110:
-        return Content("\n").join([*left, *right])
-    column = 60
-    lines = []
-    for index in range(max(len(left), len(right))):
-        one = left[index] if index < len(left) else Content("")
-        two = right[index] if index < len(right) else Content("")
-        lines.append(Content.assemble(one.truncate(column, pad=True), " | ", two))
-    return Content("\n").join(lines)
+    summary = values.summary
+    if width < WIDE:  # short bars, so that the columns still stand side by side
+        positions = _positions(summary, 10, ascii_only)
+        columns = _beside(positions, _histogram(summary, 10, ascii_only), 28)
+        return Content("\n").join([*_head(values), *_rest(values), *columns])
+    left = [*_head(values), *_positions(summary, 20, ascii_only)]
+    right = [*_histogram(summary, 16, ascii_only), *_rest(values)]
+    return Content("\n").join(_beside(left, right, 60))
+
+
+def _beside(left: list[Content], right: list[Content], column: int) -> list[Content]:
+    return [
+        Content.assemble(one.truncate(column, pad=True), " | ", two)
+        for one, two in zip_longest(left, right, fillvalue=Content(""))
+    ]
 
 
 def _head(values: PanelValues) -> list[Content]:
@@ -73,19 +79,19 @@ def _head(values: PanelValues) -> list[Content]:
     return [Content(speed), Content(accept)]
 
 
-def _positions(summary: StatsSummary, ascii_only: bool) -> list[Content]:
-    return [_position(rate, ascii_only) for rate in summary.positions] or [
+def _positions(summary: StatsSummary, width: int, ascii_only: bool) -> list[Content]:
+    return [_position(rate, width, ascii_only) for rate in summary.positions] or [
         Content("no drafted round yet")
     ]
 
 
-def _position(rate: PositionRate, ascii_only: bool) -> Content:
-    drawn = bar(rate.rate, ascii_only=ascii_only).ljust(_BAR)
+def _position(rate: PositionRate, width: int, ascii_only: bool) -> Content:
+    drawn = bar(rate.rate, width, ascii_only=ascii_only).ljust(width)
     text = f"d{rate.position:<2} {drawn} {100 * rate.rate:3.0f}%  n {rate.rounds}"
     return Content.styled(text, "dim" if rate.rounds < FEW else "")
 
 
-def _histogram(summary: StatsSummary, ascii_only: bool) -> list[Content]:
+def _histogram(summary: StatsSummary, width: int, ascii_only: bool) -> list[Content]:
     counts = list(enumerate(summary.histogram))[1:]
     if not counts:
         return []
@@ -98,7 +104,7 @@ def _histogram(summary: StatsSummary, ascii_only: bool) -> list[Content]:
     most = max(count for _, count in counts)
     lines = [Content(f"tokens per round, median {median}")]
     for size, count in counts:
-        drawn = bar(count / most if most else 0, 16, ascii_only=ascii_only)
+        drawn = bar(count / most if most else 0, width, ascii_only=ascii_only)
         lines.append(Content(f"{size:2} {drawn} {count}"))
     return lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
@@ -90,8 +89,8 @@ class StatusLine(Static):
     def show(self, values: Status) -> None:
         """Draw the line anew."""
         self.values = values
-        self.update(status(values, self.size.width - 2, ascii_only=self._ascii))
+        self.refresh()
 
-    def on_resize(self, event: events.Resize) -> None:
-        """Fit into the new width."""
-        self.update(status(self.values, event.size.width, ascii_only=self._ascii))
+    def render(self) -> Content:
+        """Fitted to the width at hand."""
+        return status(self.values, self.content_size.width, ascii_only=self._ascii)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from textual.content import Content
 from textual.widgets import Static
 
-from dflash_local.events import Origin, Round, Text
+from dflash_local.events import Origin
+from dflash_local.trace import Trace
 
 from .visible import visible
 
@@ -21,16 +20,21 @@ STYLES: dict[Origin, str] = {
     "first": "dim",
     "plain": "dim",
 }
-LEGEND = Content.assemble(
-    ("draft accepted", STYLES["draft"]),
-    "  ",
-    ("correction", STYLES["correction"]),
-    "  ",
-    ("bonus", STYLES["bonus"]),
-    "  ",
-    ("first or plain", STYLES["plain"]),
-    "  Alt+Left/Right: rounds",
-)
+
+
+class Legend(Static):
+    """What the shapes mean, on one line for all replies; shown while they are tinted."""
+
+    DEFAULT_CSS = """
+    Legend { height: 1; padding: 0 1; display: none; }
+    Legend.shown { display: block; }
+    """
+
+    def __init__(self) -> None:
+        words = ("draft accepted", "correction", "bonus", "plain")
+        styled = zip(words, STYLES.values(), strict=False)
+        line = [part for pair in styled for part in (pair, "  ")]
+        super().__init__(Content.assemble(*line, "Alt+Left round"))
 
 
 class TintView(Static):
@@ -43,34 +47,35 @@ class TintView(Static):
         self._round = 0
         """The round looked at; 0 is none."""
 
-    def draw(self, texts: Sequence[Text], rounds: Sequence[Round], *, live: bool) -> None:
-        """Show the texts, the latest only while more come."""
-        shown = texts[-LIVE_PIECES:] if live else texts
-        parts: list[tuple[str, str]] = [("…", "dim")] if len(shown) < len(texts) else []
-        for text in shown:
-            looked_at = " reverse" if text.round == self._round and self._round else ""
-            parts += [
-                (visible(piece.text), STYLES[piece.origin] + looked_at)
-                for piece in text.pieces
-                if piece.channel == "answer"
-            ]
-        lines = [Content.assemble(*parts), LEGEND]
+    def draw(self, trace: Trace, *, live: bool) -> None:
+        """Show a reply's text, the latest only while more comes."""
+        pieces = [
+            (text, origin, number)
+            for number, round_ in enumerate(trace.rounds)
+            for origin, text in round_.pieces
+        ]
+        shown = pieces[-LIVE_PIECES:] if live else pieces
+        parts: list[tuple[str, str]] = [("…", "dim")] if len(shown) < len(pieces) else []
+        for text, origin, number in shown:
+            looked_at = " reverse" if number == self._round and number else ""
+            parts.append((visible(text), STYLES[origin] + looked_at))
+        lines = [Content.assemble(*parts)]
         if self._round:
-            lines.append(Content(_told(rounds, self._round)))
+            lines.append(Content(_told(trace, self._round)))
         self.update(Content("\n").join(lines))
 
-    def step(self, direction: int, rounds: Sequence[Round]) -> None:
+    def step(self, direction: int, trace: Trace) -> None:
         """Look at the round before or after."""
-        last = len(rounds)
+        last = len(trace.rounds) - 1
         self._round = (self._round or (last + 1 if direction < 0 else 0)) + direction
-        self._round = min(max(self._round, 0), last)
+        self._round = min(max(self._round, 0), max(last, 0))
 
 
-def _told(rounds: Sequence[Round], index: int) -> str:
-    found = next((round_ for round_ in rounds if round_.index == index), None)
-    if found is None:
-        return f"round {index}: not kept"
+def _told(trace: Trace, number: int) -> str:
+    if number >= len(trace.rounds) or not trace.rounds[number].emitted:
+        return f"round {number}: a first token, or not kept"
+    found = trace.rounds[number]
     return (
-        f"round {index}: {found.drafted} drafted, {found.accepted} accepted, "
-        f"{len(found.tokens)} emitted"
+        f"round {number}: {found.drafted} drafted, {found.accepted} accepted, "
+        f"{found.emitted} emitted"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from . import figures
 from .dialogs import Choice, ChooseDialog, TextDialog
 from .help import help_text
 from .machine import fits, memory_here
+from .themes import of_terminal
 from .visible import one_line
 
 if TYPE_CHECKING:
@@ -107,10 +109,12 @@ def panel(screen: ChatScreen, _: str) -> None:
 def tint(screen: ChatScreen, _: str) -> None:
     """Text by origin, or as Markdown."""
     from .reply import Reply
+    from .tint import Legend
 
-    screen.transcript.tinted = not screen.transcript.tinted
+    screen.transcript.tinted = tinted = not screen.transcript.tinted
+    screen.query_one(Legend).set_class(tinted, "shown")
     for reply in screen.query(Reply):
-        reply.tint(screen.transcript.tinted)
+        reply.tint(tinted)
 
 
 def palette(screen: ChatScreen, _: str) -> None:
@@ -135,10 +139,12 @@ def theme(screen: ChatScreen, argument: str) -> None:
     """Choose a theme."""
     if not argument:
         screen.app.search_themes()
+    elif argument == "auto":
+        screen.app.theme = of_terminal(os.environ)
     elif argument in screen.app.available_themes:
         screen.app.theme = argument
     else:
-        names = ", ".join(sorted(screen.app.available_themes))
+        names = ", ".join(["auto", *sorted(screen.app.available_themes)])
         raise OptionError(f"There is no theme {one_line(argument, 40)}.", f"There are {names}.")
 
 
@@ -214,7 +220,7 @@ async def _switch(screen: ChatScreen, name: str) -> None:
     screen.pair = screen.chat.model = name
     screen.chat.plain_tok_s = screen.live.plain_tok_s = None
     screen.live.estimated = True
-    await screen.reload(opener)
+    await screen.load.reload(opener)
 
 
 def _line(pair: Pair, memory: int) -> str:
@@ -246,12 +252,11 @@ async def reload(screen: ChatScreen, _: str) -> None:
     if screen.generating:
         screen.stop()
         await screen.until_idle()
-    await screen.reload()
+    await screen.load.reload()
 
 
 async def race(screen: ChatScreen, _: str) -> None:
     """Plain against speculative on the last message."""
-    from .messages import PlainSpeed
     from .race import RaceScreen
 
     if screen.generating or screen.info is None:
@@ -267,6 +272,6 @@ async def race(screen: ChatScreen, _: str) -> None:
 
     def ended(plain: float | None) -> None:
         if plain:
-            screen.post_message(PlainSpeed(plain, estimated=False))
+            screen.load.timed(plain, estimated=False)
 
     screen.app.push_screen(RaceScreen(screen.service, prompt), ended)

@@ -14,10 +14,11 @@ from dflash_local.backends.scripted import open_scripted
 from dflash_local.chat import Chat, ChatOptions, Conversation
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, OptionError
-from dflash_local.events import Done, Prefill, Resumed, Round
+from dflash_local.events import Done, Prefill, Resumed, Round, Text
 from dflash_local.history import PromptHistory
 from dflash_local.sampling import SamplingParams
 from dflash_local.sessions import Session, SessionError, SessionStore, read, to_json, to_markdown
+from dflash_local.trace import Trace
 
 
 @pytest.fixture
@@ -281,3 +282,58 @@ def test_a_line_that_was_cut_short_is_the_last(
     list(chat.send("lost too"))
     conversation, _ = read(path_of(store))
     assert [turn.current.user for turn in conversation.turns] == ["hi"]
+
+
+def test_where_the_text_came_from_is_saved(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    events = list(chat.send("more"))  # several bytes to a character
+    conversation, _ = read(path_of(store))
+    answer = conversation.turns[1].current.answer
+    assert answer is not None
+    trace = Trace.decode(answer.trace, answer.text)
+    said = [
+        (piece.origin, piece.text)
+        for event in events
+        if isinstance(event, Text)
+        for piece in event.pieces
+    ]
+    assert [piece for round_ in trace.rounds for piece in round_.pieces] == said
+    rounds = [event for event in events if isinstance(event, Round)]
+    assert [(r.drafted, r.accepted, r.emitted) for r in trace.rounds[1:]] == [
+        (r.drafted, r.accepted, len(r.tokens)) for r in rounds
+    ]
+
+
+def test_an_answer_that_goes_on_is_traced_on(engine: Engine, store: SessionStore) -> None:
+    chat = chat_of(engine, store, max_tokens=6)
+    list(chat.send("hi"))
+    assert chat.last is not None
+    before = Trace.decode(chat.last.trace, chat.last.text).rounds
+    chat.options = ChatOptions()
+    list(chat.go_on())
+    trace = Trace.decode(chat.last.trace, chat.last.text)
+    assert trace.rounds[: len(before)] == before
+    assert "".join(text for r in trace.rounds for _, text in r.pieces) == "First answer."
+
+
+@pytest.mark.parametrize(
+    "saved",
+    ["", "7.4.5", "x", "7.4.5:d3;", "7.4.5:z3", f"{'9' * 5000}.0.0:d1", "1.1.1:d999;0.0.0:"],
+)
+def test_an_odd_trace_costs_no_text(saved: str) -> None:
+    rounds = Trace.decode(saved, "some text").rounds
+    assert "".join(text for r in rounds for _, text in r.pieces) == "some text"
+
+
+def test_a_chat_saved_without_traces_opens(engine: Engine, store: SessionStore) -> None:
+    list(chat_of(engine, store).send("hi"))
+    path = path_of(store)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.get("answer", {}).pop("trace", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = store.open(path).conversation.turns[0].current.answer
+    assert answer is not None
+    assert answer.trace == ""
+    assert answer.text == "First answer."

@@ -90,11 +90,12 @@ async def chat(
     size: tuple[int, int] = (100, 30),
     options: Options | None = None,
     wait: bool = True,
+    notifications: bool = False,
 ) -> AsyncIterator[Driver]:
     """A chat on a scripted pair."""
     with Service(opener or ScriptedOpener()) as service:
         app = DflashApp(service, "scripted", options)
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=notifications) as pilot:
             driver = Driver(app, pilot)
             if wait:
                 await driver.ready()

@@ -41,7 +41,7 @@ async def test_it_is_shown_and_kept_as_it_is(text: str) -> None:
         await driver.say(text)
         await driver.until(lambda: "END" in driver.words() or "fence" in driver.words())
         driver.screen.tell(text)
-        driver.screen.hint(text)
+        driver.screen.keys.say(text)
         await driver.pilot.press("ctrl+t")
         await driver.pilot.pause()
         await driver.pilot.press("ctrl+t")

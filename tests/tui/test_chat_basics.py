@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.tui.key_line import key_line
 from tests.tui.driver import chat
 
 LONG = ScriptedOpener(("word " * 3000,), accepts=(2,), round_ms=10)
@@ -65,3 +68,26 @@ async def test_a_failed_load_is_told() -> None:
     async with chat(ScriptedOpener(fail="The weights are cut short."), wait=False) as driver:
         await driver.until(lambda: "cut short" in driver.words())
         assert "Pull it again." in driver.words()
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (160, 45)])
+async def test_passing_words_cover_neither_the_newest_text_nor_the_lines_below(
+    size: tuple[int, int],
+) -> None:
+    async with chat(ScriptedOpener(("Hello.",)), size=size, notifications=True) as driver:
+        await driver.say("hi")
+        driver.screen.tell("Copied the reply, 6 characters, to the clipboard.")
+        await driver.until(lambda: "Copied the reply" in driver.words())
+        shown = driver.words()
+        assert "Hello." in shown
+        assert "stopped by eos" in shown
+        assert "tok/s" in driver.shown().splitlines()[-1]
+        assert "Message, or /" in shown
+
+
+async def test_the_key_line_is_never_cut() -> None:
+    async with chat() as driver:
+        for width in range(41, 160, 7):
+            await driver.pilot.resize_terminal(width, 24)
+            await driver.pilot.pause()
+            assert driver.shown().splitlines()[-2].strip() == key_line(width - 2)

@@ -51,6 +51,9 @@ async def test_settings_of_the_chat() -> None:
         assert driver.screen.chat.last.text == "Hel"
         await driver.send("/set top_p 7")
         await driver.until(lambda: driver.told("top_p is 7"))
+        await driver.send("/set repeat 1.1")
+        await driver.until(lambda: driver.told("repeat is 1.1"))
+        assert driver.screen.chat.options.sampling.repetition_penalty == 1.1
         await driver.send("/set nonsense 1")
         await driver.until(lambda: driver.told("no setting nonsense"))
         await driver.send("/system Be kind.")

@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.service import Service
 from dflash_local.sessions import SessionStore, read
-from dflash_local.tui.app import Options
+from dflash_local.tui.app import Options, first_session
 from tests.tui.driver import chat
 
 LONG = ScriptedOpener(("word " * 4000,), accepts=(2,), round_ms=10)
@@ -111,6 +113,35 @@ async def test_continue_opens_the_latest_chat() -> None:
     async with chat(options=Options(resume=True)) as driver:
         await driver.until(lambda: "Remember me." in driver.words())
         assert "drafts accepted" in driver.words()
+
+
+DAMAGE = (b"{", b'{"kind":"chat","format":99}\n', b"\xff\n", b"", b'{"kind":"answer"}\n')
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_continue_passes_over_a_damaged_chat_and_leaves_it(damage: bytes) -> None:
+    async with chat(ScriptedOpener(("Remember me.",))) as driver:
+        await driver.say("first")
+        folder = driver.screen.session.path.parent
+    bad = folder / "99999999-000000.jsonl"
+    bad.write_bytes(damage)
+    os.utime(bad, (time.time() + 60,) * 2)
+    async with chat(options=Options(resume=True)) as driver:
+        await driver.until(lambda: "Remember me." in driver.words())
+        assert "It stays as it is; this is the chat before it." in driver.words()
+        assert bad.name in "".join(driver.shown().split())  # long paths are wrapped anywhere
+    assert bad.read_bytes() == damage
+
+
+def test_continue_with_nothing_to_go_on_with_is_said(tmp_path: Path) -> None:
+    session, words = first_session("pair", Options(resume=True))
+    assert words == "There is no saved chat to go on with; this is a new one."
+    session.path.parent.mkdir(parents=True)
+    (session.path.parent / "x.jsonl").write_bytes(b"{\n")
+    _, words = first_session("pair", Options(resume=True))
+    assert "x.jsonl is damaged" in words
+    assert words.endswith("It stays as it is; this is a new one.")
+    assert "\n" not in words
 
 
 def test_the_service_is_closed_in_mid_answer_within_two_seconds() -> None:

@@ -12,7 +12,6 @@ from dflash_local.errors import NotDownloaded
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.tui import pull_dialog
 from dflash_local.tui.dialogs import ChooseDialog
-from dflash_local.tui.messages import LoadFailed
 from dflash_local.tui.pull_dialog import PullDialog
 from tests.tui.driver import Driver, chat
 
@@ -45,7 +44,7 @@ class Shop:
 
 async def choose_demo(driver: Driver, shop: Shop) -> PullDialog:
     driver.screen.openers = shop.open
-    driver.screen.post_message(LoadFailed(NotDownloaded("The demo is not here.", "Pull it.")))
+    await driver.screen.load.failed(NotDownloaded("The demo is not here.", "Pull it."))
     await driver.until(lambda: isinstance(driver.app.screen, ChooseDialog))
     assert "demo" in driver.words()
     await driver.pilot.press("enter")

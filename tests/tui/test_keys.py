@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from textual.command import CommandPalette
+from textual.content import Content
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.text import ThinkTags
 from dflash_local.tui import clipboard
+from dflash_local.tui.app import Options
 from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.dialogs import ChooseDialog, TextDialog
 from dflash_local.tui.reply import Reply
+from dflash_local.tui.tint import TintView
 from dflash_local.tui.transcript import UserMessage
 from tests.tui.driver import chat
 
@@ -231,6 +234,19 @@ async def test_ctrl_s_goes_through_the_panel() -> None:
         assert "tokens per round" not in driver.words()
 
 
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (100, 30), (120, 40)])
+async def test_the_panel_lies_over_the_chat_where_room_is_short(size: tuple[int, int]) -> None:
+    async with chat(TWO, size=size) as driver:
+        await driver.say("hi")
+        height = driver.screen.transcript.size.height
+        await driver.pilot.press("ctrl+s", "ctrl+s")
+        await driver.until(lambda: "tokens per round" in driver.words())
+        assert "d7" in driver.words()
+        assert (driver.screen.transcript.size.height == height) == (size[0] < 110)
+        assert "First." in driver.words()  # the newest text stays in sight
+        assert "stopped by eos" in driver.words()
+
+
 async def test_ctrl_t_tints_and_rounds_can_be_stepped_through() -> None:
     opener = ScriptedOpener(("Some words to colour.",), accepts=(3,))
     async with chat(opener) as driver:
@@ -240,9 +256,30 @@ async def test_ctrl_t_tints_and_rounds_can_be_stepped_through() -> None:
         assert "Some words to colour." in driver.words()
         await driver.pilot.press("alt+right")
         await driver.until(lambda: "round 1: 7 drafted, 3 accepted, 4 emitted" in driver.words())
+        await driver.say("and again")
+        assert driver.words().count("draft accepted") == 1  # one legend for all replies
         await driver.pilot.press("ctrl+t")
         await driver.pilot.pause()
         assert "correction" not in driver.words()
+
+
+async def test_a_chat_that_was_reopened_is_tinted_as_before() -> None:
+    opener = ScriptedOpener(("Some words to colour.",), accepts=(3,))
+    drawn = []
+    for resume in (False, True):
+        async with chat(opener, options=Options(resume=resume)) as driver:
+            if not resume:
+                await driver.say("hi")
+            await driver.until(lambda: driver.replies() and driver.replies()[0].answer is not None)
+            await driver.pilot.press("ctrl+t")
+            await driver.pilot.press("alt+right")
+            await driver.until(
+                lambda: "round 1: 7 drafted, 3 accepted, 4 emitted" in driver.words()
+            )
+            drawn.append(driver.replies()[0].query_one(TintView).content)
+    assert isinstance(drawn[0], Content)
+    assert len(drawn[0].spans) > 3
+    assert drawn[0].spans == drawn[1].spans
 
 
 async def test_ctrl_b_lists_the_sessions() -> None:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dflash_local.events import Round
+from dflash_local.sampling import SamplingParams
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
 from dflash_local.tui import clipboard, figures
 from dflash_local.tui.blocks import BlockScanner
+from dflash_local.tui.chat_settings import SETTINGS
+from dflash_local.tui.commands import REGISTRY
+from dflash_local.tui.goodbye import command_to_go_on
+from dflash_local.tui.help import CHAT_FILE, help_text, keys_help, keys_name
+from dflash_local.tui.key_line import key_line
 from dflash_local.tui.machine import fits, memory_here
 from dflash_local.tui.ribbon import Cell, level, ribbon
+from dflash_local.tui.settings import Settings
 from dflash_local.tui.stats_panel import PanelValues, bar, panel
 from dflash_local.tui.status_line import Status, status
+from dflash_local.tui.themes import of_terminal
 
 PARSER = MarkdownIt("gfm-like", {"html": False, "linkify": False})
 LINES = st.sampled_from(
@@ -57,6 +71,7 @@ def scanned(text: str, sizes: list[int]) -> list[int]:
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(LINES, max_size=14), st.lists(st.integers(1, 9), max_size=12))
+@example(["- item", "  ```", "text", "  ```", "", "text"], [])
 def test_cutting_at_the_boundaries_changes_nothing_shown(
     lines: list[str], sizes: list[int]
 ) -> None:
@@ -184,3 +199,84 @@ def test_what_fits() -> None:
     assert all(fits(pair, 0) for pair in pairs)
     assert fits(registry()["demo"], 2_000_000_000)
     assert not all(fits(pair, 2_000_000_000) for pair in pairs)
+
+
+@pytest.mark.parametrize("generating", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_key_line_shows_whole_keys_and_the_first_ones_always(
+    width: int, generating: bool
+) -> None:
+    line = key_line(width - 2, generating=generating)
+    assert len(line) <= width - 2
+    parts = line.split(" · ")
+    assert {"Ctrl+J new line", "F1 help"} <= set(parts)
+    assert ("/ commands" in parts) == (not generating or width >= 80)
+    assert ("Esc stop" in parts) == (generating or width >= 80)
+    assert ("Enter queue" if generating else "Enter send") in parts
+    assert ("Ctrl+D quit" in parts) == (width >= 80)
+    whole = key_line(1000, generating=generating).split(" · ")
+    assert parts == whole[: len(parts)]
+
+
+def test_the_key_line_follows_the_users_keys() -> None:
+    line = key_line(80, keymap={"view.help": "f5,f6"}, enter_sends=False)
+    assert line.startswith("Ctrl+J send · Enter new line")
+    assert "F5 help" in line
+
+
+def test_keys_are_written_as_people_write_them() -> None:
+    names = keys_name("ctrl+end,shift+up,alt+left,ctrl+r,f1,pageup,y,shift+enter")
+    assert names == "Ctrl+End, Shift+Up, Alt+Left, Ctrl+R, F1, PageUp, y, Shift+Enter"
+
+
+def test_the_help_lists_every_key_command_setting_and_figure() -> None:
+    shown = " ".join(help_text(REGISTRY, {"view.help": "f5"}).split())
+    for action in REGISTRY.actions:
+        assert not action.keys or action.title in shown
+        assert not action.slash or f"/{action.slash}" in shown
+        assert f"[{action.id}]" not in shown
+    assert "F5 Help" in shown
+    for setting in SETTINGS:
+        assert f"/set {setting.name} {setting.meaning}" in shown
+    assert {setting.field for setting in SETTINGS} <= {f.name for f in fields(SamplingParams)}
+    assert set(CHAT_FILE) == {f.name for f in fields(Settings)}
+    assert all(f"{name} {words}" in shown for name, words in CHAT_FILE.items())
+    for figure in ("tau", "draft rate", "d_i", "full blocks", "tok/s", "x", "first token"):
+        assert f"* {figure}: " in shown
+    assert all(len(line) < 100 for line in help_text(REGISTRY, {}).splitlines())
+
+
+def test_every_action_can_be_given_another_key() -> None:
+    listed = [line.split()[0] for line in keys_help(REGISTRY, {})]
+    assert listed == ["prompt.send", "prompt.newline", *(a.id for a in REGISTRY.actions)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "light"),
+    [("0;15", True), ("0;default;15", True), ("0;7", True), ("15;0", False), ("7;8", False)],
+)
+def test_the_theme_follows_the_terminal(variable: str, light: bool) -> None:
+    assert (of_terminal({"COLORFGBG": variable}) == "textual-light") == light
+    assert of_terminal({}) == of_terminal({"COLORFGBG": "odd"}) == "textual-dark"
+
+
+def test_the_command_to_go_on_works_from_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "my project" / ".venv" / "bin" / "dflash-chat"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho ran $@ > {shlex.quote(str(tmp_path / 'said'))}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", os.defpath)
+    for folder in (tmp_path, tmp_path / "my project", program.parent, Path("/")):
+        monkeypatch.chdir(folder)
+        command = command_to_go_on("a pair", str(program))
+        subprocess.run(command, shell=True, check=True)
+        assert (tmp_path / "said").read_text() == "ran --continue --model a pair\n"
+        (tmp_path / "said").unlink()
+    monkeypatch.chdir(tmp_path / "my project")
+    assert command_to_go_on("demo", str(program)) == ".venv/bin/dflash-chat --continue"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command_to_go_on("demo", str(program)) == "dflash-chat --continue"
+    module = command_to_go_on("demo", "/somewhere/app.py")
+    assert module == shlex.join([sys.executable, "-m", "dflash_local.tui.app", "--continue"])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,15 @@ from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.service import Service
 from dflash_local.sessions import SessionStore, read
 from dflash_local.tui.app import Options, first_session
+from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.plain import PlainChat
+from dflash_local.tui.plain_commands import COMMANDS
 from tests.tui import driver
 
 
 def chat(lines: str, opener: ScriptedOpener) -> tuple[str, list[str]]:
     source, target = io.StringIO(lines), io.StringIO()
-    session = first_session("pair", Options())
+    session, _ = first_session("pair", Options())
     with Service(opener) as service:
         assert PlainChat(service, "pair", session, source, target).run() == 0
     return target.getvalue(), [turn.current.user for turn in session.conversation.turns]
@@ -38,8 +41,64 @@ def test_roles_are_words_and_one_sentence_ends_a_turn() -> None:
 def test_commands_are_not_sent() -> None:
     said, users = chat("hi\n/unknown\n/retry\n//slash\n/quit\nnever\n", ScriptedOpener(("Yes.",)))
     assert users == ["hi", "/slash"]
-    assert said.count("Commands here") == 1
+    assert said.count("There is no command /unknown") == 1
     assert said.count("Assistant: Yes.") == 3
+
+
+SAYS = {
+    "/help": "tau: tokens emitted per round",
+    "/set": "Settings: temp 0.0",
+    "/set min_p 0.1": "min_p is 0.1 from the next answer on.",
+    "/set nonsense 1": "There is no setting nonsense.",
+    "/set top_p 7": "top_p is 7.0",
+    "/set max": "Not a number: nothing.",
+    "/system": "System prompt: none",
+    "/system Be kind.": "System prompt changed",
+    "/think off": "Thinking is off",
+    "/think 3": "Not a choice: 3.",
+    "/block off": "Plain decoding from the next answer on.",
+    "/block 99": "Give 1 to 8, or off.",
+    "/retry": "You: hi",
+    "/edit": "Give it: /edit text.",
+    "/edit more": "You: more",
+    "/continue": "There is no stopped reply to continue.",
+    "/undo": "Taken back: hi",
+    "/new": "New chat.",
+    "/load": "1 turns: hi",
+    "/load 1": "Going on with: hi",
+    "/load 99": "There is no saved chat 99.",
+    "/save": "Saved to ",
+    "/stats": "Position 1: 100 percent of 1.",
+    "/log": "The engine's log is ",
+    "/quit": "",
+}
+
+
+@pytest.mark.parametrize("command", SAYS)
+def test_what_a_command_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said, users = chat(f"hi\n{command}\nend\n", ScriptedOpener(("Yes.",)))
+    assert SAYS[command] in said.partition("stopped by eos.")[2]
+    assert not any(user.startswith("/") for user in users)
+    assert said.count("You: end") == (command != "/quit")
+
+
+def test_every_other_command_says_that_it_needs_the_full_screen() -> None:
+    here = {command.split()[0].removeprefix("/") for command in SAYS}
+    others = [a.slash for a in REGISTRY.actions if a.slash and a.slash not in here]
+    assert here == set(COMMANDS)
+    assert {"copy", "model", "bench", "theme", "tint"} <= set(others)
+    said, users = chat("".join(f"/{name} x\n" for name in others), ScriptedOpener())
+    lines = said.splitlines()
+    for name in others:
+        assert f"/{name} needs the full screen: start without --plain." in lines
+    assert users == []
+
+
+def test_a_stopped_reply_goes_on_and_settings_hold() -> None:
+    said, _ = chat("/set max 3\nhi\n/set max off\n/continue\n", ScriptedOpener(("Hello.",)))
+    assert "Assistant: Hel\n" in said
+    assert "Assistant: lo.\n" in said
 
 
 def test_a_new_chat_leaves_the_old_one_saved() -> None:

@@ -64,8 +64,8 @@ def test_the_chat_looks_as_before(app: DflashApp, width: int, snap_compare: Any)
         screen.chat.conversation = conversation
         screen.prompt.cursor_blink = False
         await screen.transcript.show(conversation)
-        screen.info = await asyncio.to_thread(screen.service.wait)
-        screen.live.loaded(screen.info)
+        screen.load.info = await asyncio.to_thread(screen.service.wait)
+        screen.live.loaded(screen.load.info)
         screen.answering.stats = stats
         screen.answering.cells.extend(cells)
         screen.live.plain_tok_s = 45.9
@@ -73,7 +73,7 @@ def test_the_chat_looks_as_before(app: DflashApp, width: int, snap_compare: Any)
         screen.live.progressed(None, (Round(60, 7, 3, (1, 2), 25.0, None, None, 664),))
         held = MemoryFigures(5_100_000_000, 900_000_000, 1_200_000_000, 9_800_000_000, 0)
         screen.live.remember(held)
-        if width >= 110:
+        if width >= 100:  # over the chat, and with room of its own at 160
             await pilot.press("ctrl+s", "ctrl+s")
         await pilot.pause()
 
