@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 
@@ -67,7 +68,14 @@ def measure(backend: Backend) -> Costs:
             if repeat:  # the first run of a shape also pays for its preparation
                 best[count] = min(best[count], 1000.0 * (perf_counter() - begun))
     backend.rewind(0)
-    return Costs(interpolated(sorted(best.items()), info.block_size))
+    return Costs(interpolated(undisturbed(best), info.block_size))
+
+
+def undisturbed(best: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Times by count without those that something else made longer than a wider round's."""
+    counts = sorted(best, reverse=True)
+    least = accumulate((best[count] for count in counts), min)
+    return list(zip(counts, least, strict=True))[::-1]
 
 
 def costs_of(backend: Backend, folder: Path | None = None) -> Costs:

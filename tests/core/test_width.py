@@ -10,7 +10,14 @@ import pytest
 
 from dflash_local.backends.scripted import ScriptedBackend, cycling, mixed_target
 from dflash_local.bench_topics import TOPICS
-from dflash_local.costs import Costs, costs_of, interpolated, measure, measured_counts
+from dflash_local.costs import (
+    Costs,
+    costs_of,
+    interpolated,
+    measure,
+    measured_counts,
+    undisturbed,
+)
 from dflash_local.events import Round
 from dflash_local.width import AutoWidth
 from tests.support.width_play import (
@@ -109,6 +116,15 @@ def test_lines_between_measured_points() -> None:
     assert interpolated([(0, 4.0)], 2) == (4.0, 4.0)
     assert measured_counts(8) == (0, 1, 2, 3, 4, 6, 7)
     assert measured_counts(1) == (0,)
+
+
+def test_no_round_is_dearer_than_a_wider_one() -> None:
+    busy = {0: 1092.0, 1: 655.0, 2: 638.0, 3: 621.0, 4: 1191.0, 7: 3161.0}
+    assert undisturbed(busy) == [
+        *((count, 621.0) for count in range(4)),
+        (4, 1191.0),
+        (7, 3161.0),
+    ]
 
 
 def scripted(block_size: int = 4) -> ScriptedBackend:
