@@ -4,6 +4,7 @@
 # make bench   plain against speculative on the demo pair
 # make bench-gpu  forwards and rounds, random weights, on a card (reduced without one)
 #                 ARGS="--pair demo": a pair in fp32, bf16 and NF4 side by side
+# make bench-peers  this program and the published dflash in turn on the demo pair (Linux)
 # make demo-draft  train the demo draft anew (hours; resumes), into dflash_local/demo_draft
 # make clean   remove .venv and everything that was built
 #
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
 TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
 
-.PHONY: chat test lint bench bench-gpu demo-draft clean
+.PHONY: chat test lint bench bench-gpu bench-peers demo-draft clean
 
 chat: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
@@ -50,6 +51,9 @@ bench: .venv/ready
 bench-gpu: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m dflash_local.backends.torch_bench $(ARGS)
 
+bench-peers: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_peers $(ARGS)
+
 DEMO_DRAFT := build/demo-draft
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
@@ -74,5 +78,5 @@ clean:
 .venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing dflash-local and its test tools into .venv (the first time takes some minutes)."
 	$(PIP) torch
-	$(PIP) -e '.[dev,mlx,cuda]'
+	$(PIP) -e '.[dev,mlx,cuda,plot]'
 	@touch $@ .venv/ready

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-PROMPTS: tuple[tuple[str, str], ...] = (
+from dflash_local.bench_topics import TOPICS, Prompts
+
+PROMPTS: Prompts = (
     ("chat", "I just moved to a new town and know nobody. How can I meet people?"),
     ("code", "Write a Python function that counts how often each word occurs in a text."),
     ("e-mail", "Write a short e-mail that asks my landlord to repair the heating."),
@@ -135,16 +137,17 @@ _OWN_WORDS: tuple[str, ...] = (
 OWN = tuple(("own words", text) for text in _OWN_WORDS)
 """User turns sampled from the demo target at temperature 0.8 and top-p 0.95, as they came."""
 
-SETS: dict[str, tuple[tuple[str, str], ...]] = {
+SETS: dict[str, Prompts] = {
     "all": tuple(prompt for pair in zip(OWN, PROMPTS, strict=True) for prompt in pair),
     "tasks": PROMPTS,
     "own": OWN,
+    **TOPICS,
 }
 
 
-def chosen(count: int, name: str = "all") -> tuple[tuple[str, str], ...]:
-    """The first ``count`` prompts of a set."""
-    return SETS[name][:count]
+def chosen(count: int, *names: str) -> Prompts:
+    """The first ``count`` prompts of each set; of ``all`` where none is named."""
+    return tuple(prompt for name in names or ("all",) for prompt in SETS[name][:count])
 
 
 def prompts_hash(prompts: Sequence[tuple[str, str]]) -> str:

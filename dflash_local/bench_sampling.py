@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dflash_local.bench import tau
-from dflash_local.bench_prompts import prompts_hash
+from dflash_local.bench import tau, tok_s
+from dflash_local.bench_setup import Setup
 from dflash_local.engine import Engine, Reply
 from dflash_local.errors import OptionError
 from dflash_local.sampling import SamplingParams
@@ -25,32 +25,18 @@ class WayReport:
     """Tokens per drafting round; 0 where nothing is drafted."""
     draft_rate: float
     tokens: int
-    seconds: float
-
-    @property
-    def tok_s(self) -> float:
-        """Tokens per second of decode time."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    tok_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SampledReport:
     """What a sampled bench found."""
 
+    setup: Setup
     ways: tuple[WayReport, ...]
     """Plain decoding first, then rejection sampling as it is by default."""
     sampling: SamplingParams
-    prompt_count: int
-    prompts: str
-    """Hash of the prompts."""
     block: int
-    model: str
-    draft: str
-    backend: str
-    device: str
-    dtype: str
-    quantization: str
-    versions: tuple[tuple[str, str], ...]
 
 
 def run_sampled(
@@ -70,10 +56,7 @@ def run_sampled(
     """
     if sampling.greedy:
         raise OptionError("These settings leave nothing to sample.", "Give --temperature above 0.")
-    if engine.info.draft is None:
-        raise OptionError("There is no draft to bench.", "Load a pair with one.")
-    if not prompts:
-        raise OptionError("There is no prompt to bench.", "Give --prompts 1 or more.")
+    setup = Setup.of(engine, prompts, sampling.max_tokens or 0, thinking)
     # The same width for every way: what differs is then only how ids are chosen.
     block = engine.info.block_size if block is None else block
     best = replace(sampling, draft_temperature=0.0)
@@ -98,20 +81,11 @@ def run_sampled(
                 engine.complete(prompt, seeded, block=rows, thinking=thinking, reuse=False)
             )
     progress(len(prompts), len(prompts))
-    info = engine.info
     return SampledReport(
+        setup=setup,
         ways=tuple(_way(name, given) for (name, _, _), given in zip(ways, replies, strict=True)),
         sampling=sampling,
-        prompt_count=len(prompts),
-        prompts=prompts_hash(prompts),
         block=block,
-        model=info.target,
-        draft=info.draft or "",
-        backend=info.backend,
-        device=info.device,
-        dtype=info.dtype,
-        quantization=info.quantization,
-        versions=info.versions,
     )
 
 
@@ -122,5 +96,5 @@ def _way(name: str, replies: Sequence[Reply]) -> WayReport:
         tau=tau(replies),
         draft_rate=sum(reply.stats.accepted for reply in replies) / drafted if drafted else 0.0,
         tokens=sum(reply.stats.tokens for reply in replies),
-        seconds=sum(reply.stats.decode_ms for reply in replies) / 1000.0,
+        tok_s=tok_s(replies),
     )

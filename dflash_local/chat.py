@@ -11,12 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from dflash_local.errors import DflashError, OptionError
+from dflash_local.backend import BackendInfo
+from dflash_local.errors import ContextFull, DflashError, OptionError
 from dflash_local.events import Channel, Done, Event, Reason, Resumed, Round, Text, Usage
 from dflash_local.prompting import Message, Prompt, whole
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 from dflash_local.trace import Trace
+
+_LOW, _FREED = 1 / 8, 1 / 3
+"""Free part of the context below which room is made, and the part that is free afterwards.
+
+Far apart, as the caches have to be read anew whenever a turn goes.
+"""
 
 End = Reason | Literal["error", "interrupted"]
 """How an answer ended: ``error`` when the engine broke off, ``interrupted`` when the app did."""
@@ -24,6 +31,11 @@ End = Reason | Literal["error", "interrupted"]
 
 class Answers(Protocol):
     """What a chat needs of an engine or a service."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What is loaded."""
+        ...
 
     def prompt(self, messages: Sequence[Message], thinking: bool | None = None) -> Prompt:
         """The ids of a request."""
@@ -63,7 +75,8 @@ class Answer:
     @property
     def can_go_on(self) -> bool:
         """Whether the model was cut off and its ids are known."""
-        return self.end in ("cancelled", "length", "interrupted", "error") and bool(self.tokens)
+        cut = ("cancelled", "length", "context", "interrupted", "error")
+        return self.end in cut and bool(self.tokens)
 
 
 @dataclass(slots=True)
@@ -93,16 +106,22 @@ class Conversation:
 
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
+    left_out: int = 0
+    """Turns from the front that requests leave out, as the context has no room for them."""
 
     @property
     def title(self) -> str:
         """The first user message in one line; empty before there is one."""
         return " ".join(self.turns[0].versions[0].user.split())[:60] if self.turns else ""
 
-    def messages(self) -> list[dict[str, str]]:
-        """The request for the next answer: thinking is left out, empty answers too."""
+    def messages(self, *, whole: bool = False) -> list[dict[str, str]]:
+        """The request for the next answer: thinking is left out, empty answers too.
+
+        Args:
+            whole: with the turns that requests leave out.
+        """
         result = [{"role": "system", "content": self.system}] if self.system.strip() else []
-        for turn in self.turns:
+        for turn in self.turns if whole else self.turns[self.left_out :]:
             result.append({"role": "user", "content": turn.current.user})
             answer = turn.current.answer
             if answer is not None and (answer.text or turn is not self.turns[-1]):
@@ -118,7 +137,9 @@ class ChatOptions:
     thinking: bool | None = None
     """None leaves the template's default."""
     block: int | None = None
-    """Rows per verify; 0 is plain decoding, None the draft's own block."""
+    """Rows per verify; 0 is plain decoding, None follows what pays."""
+    drop_oldest: bool = False
+    """Make room by itself when the context runs full."""
 
 
 class Record(Protocol):
@@ -142,6 +163,10 @@ class Record(Protocol):
 
     def cut(self, turns: int) -> None:
         """Only the first ``turns`` turns remain."""
+        ...
+
+    def left_out(self, turns: int) -> None:
+        """Requests leave the first ``turns`` turns out."""
         ...
 
     def system(self, text: str) -> None:
@@ -200,10 +225,11 @@ class Chat:
         return self._begin(text)
 
     def go_on(self) -> Iterator[Event]:
-        """Let the last answer go on where it was cut off.
+        """Let the last answer go on where it was cut off; out of a full context after making room.
 
         Raises:
             OptionError: it was not cut off.
+            ContextFull: the last turn alone fills the context.
         """
         answer = self._last_turn().current.answer
         if answer is None or not answer.can_go_on:
@@ -213,7 +239,31 @@ class Chat:
                 f"The last answer is by {answer.model or 'another model'}, this is {self.model}.",
                 "Regenerate it instead.",
             )
+        if answer.end == "context" and not self.make_room():
+            raise ContextFull(
+                "The last turn alone fills the context.",
+                "Start a new chat, or load with a larger context.",
+            )
         return self._answer(answer)
+
+    def make_room(self) -> int:
+        """Leave the oldest turns out of requests until a third of the context is free.
+
+        They stay in the conversation. The system prompt and the last turn are never left out.
+
+        Returns:
+            How many turns more than before are left out; 0 when there was only the last one.
+        """
+        conversation, before = self.conversation, self.conversation.left_out
+        answer = self._last_turn().current.answer
+        said = () if answer is None else answer.tokens
+        while conversation.left_out < len(conversation.turns) - 1:
+            conversation.left_out += 1
+            if self._free(self._prompt(said)) >= _FREED:
+                break
+        if conversation.left_out > before and self.record is not None:
+            self.record.left_out(conversation.left_out)
+        return conversation.left_out - before
 
     def show(self, version: int) -> None:
         """Show another version of the last turn, from 0; out of range is ignored."""
@@ -226,6 +276,8 @@ class Chat:
     def cut(self, turns: int) -> None:
         """Drop every turn after the first ``turns``."""
         del self.conversation.turns[turns:]
+        if self.conversation.left_out >= turns:
+            self.conversation.left_out = 0
         if self.record is not None:
             self.record.cut(turns)
 
@@ -251,11 +303,20 @@ class Chat:
         return self._answer(Answer())
 
     def _request(self, before: Answer) -> Prompt:
+        prompt = self._prompt(before.tokens)
+        if self.options.drop_oldest and self._free(prompt) < _LOW and self.make_room():
+            prompt = self._prompt(before.tokens)
+        return prompt
+
+    def _prompt(self, said: tuple[int, ...]) -> Prompt:
         messages = self.conversation.messages()
         if messages[-1]["role"] == "assistant":
             messages.pop()
-        prompt = self.engine.prompt(messages, self.options.thinking)
-        return replace(prompt, said=before.tokens)
+        return replace(self.engine.prompt(messages, self.options.thinking), said=said)
+
+    def _free(self, prompt: Prompt) -> float:
+        """The part of the context that a prompt leaves free; negative where it does not fit."""
+        return 1.0 - (len(prompt.ids) + len(prompt.said)) / self.engine.info.context
 
     def _answer(self, before: Answer) -> Iterator[Event]:
         """The one task: answer, or go on after ``before``."""

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from dataclasses import asdict
+from pathlib import Path
 
-from dflash_local import __version__
+from dflash_local import bench_plot
 from dflash_local.bench import BenchReport
 from dflash_local.bench import run as run_bench
+from dflash_local.bench_depth import DepthReport, room_for, run_depths
 from dflash_local.bench_prompts import SETS, chosen
-from dflash_local.bench_sampling import SampledReport, run_sampled
-from dflash_local.cli_load import block_rows, load_arguments, open_engine
+from dflash_local.bench_sampling import run_sampled
+from dflash_local.bench_sweep import run_sweep
+from dflash_local.bench_view import Report, as_json, as_text
+from dflash_local.cli_load import (
+    block_argument,
+    load_arguments,
+    open_engine,
+    thinking_arguments,
+)
+from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
 from dflash_local.sampling import SamplingParams
 
@@ -22,20 +30,27 @@ EXIT_DIFFERENT = 3
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.epilog = "example: dflash-local bench --model demo --prompts 10"
-    parser.add_argument("--prompts", type=int, default=10, metavar="N", help="how many")
+    parser.epilog = "example: dflash-local bench --model demo --set chat,code --repeats 3"
+    parser.add_argument("--prompts", type=int, metavar="N", help="how many of each set")
     parser.add_argument(
         "--set",
-        choices=tuple(SETS),
-        default="all",
-        help="tasks by people, the demo target's own words, or both in turn (default)",
+        type=_names,
+        action="extend",
+        metavar="NAME,..",
+        help=f"prompts to answer: {', '.join(SETS)}; may be repeated (default: all, which takes "
+        "tasks and own in turn)",
     )
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians over N passes")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per answer")
+    block_argument(parser)
     parser.add_argument(
-        "--block",
-        type=block_rows,
-        metavar="N",
-        help="rows of one verify, off for plain decoding, auto for what pays (default)",
+        "--sweep", action="store_true", help="auto against every fixed width, plain included"
+    )
+    parser.add_argument(
+        "--depths",
+        type=_numbers,
+        metavar="N,..",
+        help="prompts of so many tokens: time per round, tau, and a second turn warm and cold",
     )
     parser.add_argument(
         "--temperature",
@@ -45,128 +60,124 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="above 0: sample, and set rejection sampling against comparing samples",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the first prompt, with T above 0")
-    parser.add_argument("--json", action="store_true", help="the whole report as JSON")
+    thinking_arguments(parser)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="the whole report as JSON")
+    shown.add_argument("--markdown", action="store_true", help="tables to paste into a document")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw it as well: .png, .svg or .pdf"
+    )
     load_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Bench and report; answers that differ in fp32 are a failure, as rounding explains none."""
-    most = len(SETS[args.set])
-    if not 1 <= args.prompts <= most:
-        raise OptionError(f"--prompts is {args.prompts}.", f"The set {args.set} has 1 to {most}.")
-
-    def show(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            end = "\r\033[K" if done == total else f"\r\033[Kprompt {done + 1} of {total}"
-            print(end, end="", file=sys.stderr, flush=True)  # noqa: T201
-
-    sampling = SamplingParams(args.temperature, max_tokens=args.max_tokens, seed=args.seed)
-    if sampling.greedy and args.seed is not None:
-        raise OptionError("--seed needs a choice to make.", "Give --temperature above 0 with it.")
+    _check(args)
+    if args.depths and args.context is None:
+        args.context = room_for(args.depths, args.max_tokens)
     with open_engine(args) as engine:
-        if not sampling.greedy:
-            sampled = run_sampled(
-                engine, chosen(args.prompts, args.set), sampling, block=args.block, progress=show
-            )
-            print(  # noqa: T201
-                json.dumps(sampled_json(sampled), indent=2) if args.json else sampled_text(sampled)
-            )
-            return 0
-        report = run_bench(
+        report = _report(engine, args)
+    if args.plot is not None:
+        bench_plot.draw(report, args.plot)
+    print(  # noqa: T201
+        json.dumps(as_json(report), indent=2)
+        if args.json
+        else as_text(report, markdown=args.markdown)
+    )
+    return EXIT_DIFFERENT if report.setup.dtype == "fp32" and not _identical(report) else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse before anything is loaded what cannot be benched."""
+    sampled = args.temperature > 0.0
+    args.set = list(dict.fromkeys(args.set or ["all"]))
+    most = min(len(SETS[name]) for name in args.set)
+    args.prompts = min(10, most) if args.prompts is None else args.prompts
+    modes = {"--sweep": args.sweep, "--depths": bool(args.depths), "--temperature": sampled}
+    chosen_modes = [name for name, given in modes.items() if given]
+    if len(chosen_modes) > 1:
+        raise OptionError(f"{' and '.join(chosen_modes)} exclude each other.", "Give one of them.")
+    if args.sweep and args.block is not None:
+        raise OptionError("--sweep tries every block.", "Leave --block out.")
+    if args.repeats != 1 and (args.depths or sampled):
+        raise OptionError(f"--repeats does not go with {chosen_modes[0]}.", "Leave it out.")
+    if args.repeats < 1:
+        raise OptionError(f"--repeats is {args.repeats}.", "Give 1 or more.")
+    if args.max_tokens < 1:
+        raise OptionError(f"--max-tokens is {args.max_tokens}.", "Give 1 or more.")
+    if not 1 <= args.prompts <= most:
+        raise OptionError(
+            f"--prompts is {args.prompts}.", f"The set {','.join(args.set)} has 1 to {most}."
+        )
+    if args.seed is not None and not sampled:
+        raise OptionError("--seed needs a choice to make.", "Give --temperature above 0 with it.")
+    if args.plot is not None:
+        bench_plot.check(args.plot)
+
+
+def _report(engine: Engine, args: argparse.Namespace) -> Report:
+    if args.depths:
+        return run_depths(
             engine,
-            chosen(args.prompts, args.set),
+            args.depths,
             max_tokens=args.max_tokens,
             block=args.block,
-            progress=show,
+            thinking=args.think,
+            progress=_show,
         )
-    print(json.dumps(as_json(report), indent=2) if args.json else as_text(report))  # noqa: T201
-    return EXIT_DIFFERENT if report.dtype == "fp32" and report.differences else 0
-
-
-def as_json(report: BenchReport) -> dict[str, object]:
-    """The report as plain values."""
-    return {
-        "model": report.model,
-        "draft": report.draft,
-        "backend": report.backend,
-        "device": report.device,
-        "dtype": report.dtype,
-        "quantization": report.quantization,
-        "kernels": list(report.kernels),
-        "plain": {"tok_s": report.plain.tok_s, "tokens": report.plain.tokens},
-        "speculative": {"tok_s": report.speculative.tok_s, "tokens": report.speculative.tokens},
-        "ratio": report.ratio,
-        "tau": report.tau,
-        "tau_by_kind": dict(report.by_kind),
-        "draft_rate": report.draft_rate,
-        "acceptance": [rate.rate for rate in report.positions],
-        "acceptance_rounds": [rate.rounds for rate in report.positions],
-        "identical": report.identical,
-        "differences": [
-            {"prompt": d.prompt, "position": d.position, "margin": d.margin}
-            for d in report.differences
-        ],
-        "repetitive": list(report.repetitive),
-        "prompts": report.prompts,
-        "prompt_count": report.prompt_count,
-        "max_tokens": report.max_tokens,
-        "block": report.block,
-        "thinking": report.thinking,
-        "versions": {
-            "dflash-local": __version__,
-            "python": platform.python_version(),
-            **dict(report.versions),
-        },
-    }
-
-
-def sampled_json(report: SampledReport) -> dict[str, object]:
-    """The report of a sampled bench as plain values."""
-    fields = asdict(report)
-    fields["ways"] = [{**asdict(way), "tok_s": way.tok_s} for way in report.ways]
-    versions = {"dflash-local": __version__, "python": platform.python_version()}
-    return {**fields, "versions": {**versions, **dict(report.versions)}}
-
-
-def sampled_text(report: SampledReport) -> str:
-    """The report of a sampled bench for a person."""
-    lines = [
-        f"{report.model} + {report.draft} · {report.backend} on {report.device} · {report.dtype}",
-        f"{report.prompt_count} prompts ({report.prompts}), {report.sampling.max_tokens} tokens, "
-        f"block {report.block}, temperature {report.sampling.temperature:g}",
-        "",
-    ]
-    for way in report.ways:
-        tau = f"   tau {way.tau:.2f}, {way.draft_rate:.0%} of drafts accepted" if way.tau else ""
-        lines.append(f"{way.name:28} {way.tok_s:7.1f} tok/s{tau}")
-    return "\n".join(lines)
-
-
-def as_text(report: BenchReport) -> str:
-    """The report for a person."""
-    kernels = f", {', '.join(report.kernels)}" if report.kernels else ""
-    lines = [
-        f"{report.model} + {report.draft} · {report.backend} on {report.device} · {report.dtype}"
-        f"{kernels}",
-        f"{report.prompt_count} prompts ({report.prompts}), {report.max_tokens} tokens, "
-        f"block {'auto' if report.block is None else report.block}, greedy",
-        "",
-        f"plain        {report.plain.tok_s:7.1f} tok/s",
-        f"speculative  {report.speculative.tok_s:7.1f} tok/s   {report.ratio:.2f}x",
-        f"tau          {report.tau:7.2f} tokens per round, {report.draft_rate:.0%} of drafts "
-        "accepted",
-        "accepted at  " + "  ".join(f"d{p.position} {p.rate:.0%}" for p in report.positions),
-        "tau by kind  " + "  ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind),
-        "",
-    ]
-    if report.identical:
-        lines.append("ids          identical to plain decoding on every prompt")
-    for d in report.differences:
-        lines.append(
-            f"ids          prompt {d.prompt} differs from token {d.position} on; the target's two "
-            f"best were {d.margin:.4f} apart there"
+    if args.sweep:
+        return run_sweep(
+            engine,
+            {name: chosen(args.prompts, name) for name in args.set},
+            max_tokens=args.max_tokens,
+            repeats=args.repeats,
+            thinking=args.think,
+            progress=_show,
         )
-    if report.repetitive:
-        which = ", ".join(map(str, report.repetitive))
-        lines.append(f"note         the answers to prompts {which} end in a loop, which is easy")
-    return "\n".join(lines)
+    prompts = chosen(args.prompts, *args.set)
+    if args.temperature > 0.0:
+        sampling = SamplingParams(args.temperature, max_tokens=args.max_tokens, seed=args.seed)
+        return run_sampled(
+            engine, prompts, sampling, block=args.block, thinking=args.think, progress=_show
+        )
+    return run_bench(
+        engine,
+        prompts,
+        max_tokens=args.max_tokens,
+        block=args.block,
+        repeats=args.repeats,
+        thinking=args.think,
+        progress=_show,
+    )
+
+
+def _identical(report: Report) -> bool:
+    if isinstance(report, DepthReport):
+        return all(figures.identical for figures in report.depths)
+    return not isinstance(report, BenchReport) or report.identical
+
+
+def _show(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\r\033[K" if done == total else f"\r\033[Kprompt {done + 1} of {total}"
+        print(end, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in SETS:
+            raise argparse.ArgumentTypeError(
+                f"there is no set {name!r}; there are {', '.join(SETS)}"
+            )
+    return names
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from None
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{min(numbers)} is no depth")
+    return numbers

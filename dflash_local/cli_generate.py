@@ -10,11 +10,12 @@ from dataclasses import asdict
 from typing import TextIO
 
 from dflash_local.cli_load import (
-    block_rows,
+    block_argument,
     load_arguments,
     open_engine,
     sampling,
     sampling_arguments,
+    thinking_arguments,
 )
 from dflash_local.errors import OptionError
 from dflash_local.events import Done, Event, Piece, Text
@@ -26,15 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the user's message; - reads it from standard input")
     parser.add_argument("--system", metavar="TEXT", help="a system message before it")
     parser.add_argument("--plain", action="store_true", help="decode without the draft")
-    parser.add_argument(
-        "--block",
-        type=block_rows,
-        metavar="N",
-        help="rows of one verify, off for plain decoding, auto for what pays (default)",
-    )
-    thinking = parser.add_mutually_exclusive_group()
-    thinking.add_argument("--think", dest="think", action="store_true", default=None)
-    thinking.add_argument("--no-think", dest="think", action="store_false", default=None)
+    block_argument(parser)
+    thinking_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     sampling_arguments(parser)
     load_arguments(parser)

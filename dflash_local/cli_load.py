@@ -62,6 +62,23 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def block_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare how much is drafted."""
+    parser.add_argument(
+        "--block",
+        type=block_rows,
+        metavar="N",
+        help="rows of one verify, off for plain decoding, auto for what pays (default)",
+    )
+
+
+def thinking_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare whether templates that know thinking switch it on; their default where neither."""
+    thinking = parser.add_mutually_exclusive_group()
+    thinking.add_argument("--think", dest="think", action="store_true", default=None)
+    thinking.add_argument("--no-think", dest="think", action="store_false", default=None)
+
+
 def block_rows(text: str) -> int | None:
     """The value of ``--block``: ``auto`` is None, ``off`` is 0, else rows of one verify."""
     if text in ("auto", "off"):

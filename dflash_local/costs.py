@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 
@@ -55,10 +56,9 @@ def measure(backend: Backend) -> Costs:
     counts = [c for c in measured_counts(info.block_size) if context + c + 1 <= info.context]
     if not counts:  # room for one token: nothing will ever be drafted
         return Costs((1.0,) * info.block_size)
-    points = []
-    for count in counts:
-        best = float("inf")
-        for repeat in range(_REPEATS + 1):
+    best = dict.fromkeys(counts, float("inf"))
+    for repeat in range(_REPEATS + 1):
+        for count in counts:  # in turn, so that a busy moment hits every count alike
             backend.rewind(0)
             backend.extend([1 % info.vocab_size] * context)
             backend.sample()
@@ -66,10 +66,16 @@ def measure(backend: Backend) -> Costs:
             backend.verify(backend.propose(1 % info.vocab_size, count))
             backend.commit(1)
             if repeat:  # the first run of a shape also pays for its preparation
-                best = min(best, perf_counter() - begun)
-        points.append((count, 1000.0 * best))
+                best[count] = min(best[count], 1000.0 * (perf_counter() - begun))
     backend.rewind(0)
-    return Costs(interpolated(points, info.block_size))
+    return Costs(interpolated(undisturbed(best), info.block_size))
+
+
+def undisturbed(best: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Times by count without those that something else made longer than a wider round's."""
+    counts = sorted(best, reverse=True)
+    least = accumulate((best[count] for count in counts), min)
+    return list(zip(counts, least, strict=True))[::-1]
 
 
 def costs_of(backend: Backend, folder: Path | None = None) -> Costs:

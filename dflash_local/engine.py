@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
-from dflash_local.events import Done, Event, Piece, Reason, Resumed, Text, Usage
+from dflash_local.events import Done, Event, Piece, Reason, Resumed, Round, Text, Usage
 from dflash_local.loop import generate
 from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt, check_ids
 from dflash_local.sampling import SamplingParams
@@ -38,14 +38,18 @@ class Reply:
     reason: Reason
     usage: Usage
     stats: StatsSummary
+    rounds: tuple[Round, ...]
 
 
 def reply_of(events: Iterable[Event]) -> Reply:
     """The whole answer that its events, ``Done`` at the end, make up."""
     pieces: list[Piece] = []
+    rounds: list[Round] = []
     for event in events:
         if isinstance(event, Text):
             pieces.extend(event.pieces)
+        elif isinstance(event, Round):
+            rounds.append(event)
         elif isinstance(event, Done):
             done = event
     return Reply(
@@ -55,6 +59,7 @@ def reply_of(events: Iterable[Event]) -> Reply:
         reason=done.reason,
         usage=done.usage,
         stats=done.stats,
+        rounds=tuple(rounds),
     )
 
 

@@ -115,7 +115,7 @@ def generate(
     if total > info.context:
         raise ContextFull(
             f"The prompt has {total} tokens, the context holds {info.context}.",
-            "Shorten it, start a new chat, or load with a larger context.",
+            "Shorten it, leave out the oldest turns, or load with a larger context.",
         )
     answer = _Answer(sampling.max_tokens, stop_ids, reader)
     stats = DraftStats()

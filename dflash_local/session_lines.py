@@ -40,7 +40,12 @@ def apply(conversation: Conversation, record: Mapping[str, object]) -> None:
     if kind == "system":
         conversation.system = _text(record["text"])
     elif kind == "cut":
-        del turns[_index(record["turns"], len(turns)) :]
+        kept = _index(record["turns"], len(turns))
+        del turns[kept:]
+        if conversation.left_out >= kept:
+            conversation.left_out = 0
+    elif kind == "left_out":
+        conversation.left_out = _index(record["turns"], max(0, len(turns) - 1))
     elif kind == "user":
         turn = _index(record["turn"], len(turns))
         versions = turns[turn].versions if turn < len(turns) else []

@@ -77,6 +77,10 @@ class Session:
         """Only the first ``turns`` turns remain."""
         self._append(kind="cut", turns=turns)
 
+    def left_out(self, turns: int) -> None:
+        """Requests leave the first ``turns`` turns out."""
+        self._append(kind="left_out", turns=turns)
+
     def system(self, text: str) -> None:
         """The system prompt changed."""
         if self._file is not None or os.path.exists(self.path):
@@ -236,7 +240,7 @@ def to_json(conversation: Conversation, model: str = "") -> str:
         None if turn.current.answer is None else asdict(turn.current.answer)
         for turn in conversation.turns
     ]
-    document = {"model": model, "messages": conversation.messages(), "answers": answers}
+    document = {"model": model, "messages": conversation.messages(whole=True), "answers": answers}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -279,6 +283,8 @@ def _rewrite(session: Session) -> None:
             if version.answer is not None:
                 records.append({"kind": "answer", **place, "answer": asdict(version.answer)})
         records.append({"kind": "show", "turn": number, "version": turn.shown})
+    if session.conversation.left_out:
+        records.append({"kind": "left_out", "turns": session.conversation.left_out})
     try:
         write_atomically(session.path, b"".join(map(_line, records)).decode())
     except OSError as error:

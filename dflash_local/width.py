@@ -8,26 +8,32 @@ from typing import Protocol
 from dflash_local.costs import Costs
 from dflash_local.stats import RoundFigures
 
-_MEMORY = 0.99
-"""Per round, how much of what was learnt about acceptance stays."""
-_PRIOR = (0.6, 3.0)
-"""Acceptance assumed of every position at first, and the rounds that this belief is worth."""
-_GAIN = 1.01
-"""A width must promise this much more than plain decoding, or drafting is parked."""
-_FIRST_PROBE, _LAST_PROBE = 24, 192
-"""Parked rounds until the draft is tried again, at first and at most."""
-_PROBE_ROUNDS = 3
-"""Rounds of a probe; it goes on for as long as it beats plain decoding."""
-_COST_STEP = 0.1
-"""Share of a new round's time in the running cost of its width."""
-_SHARED_STEP = 0.09
-"""The part of that step which the other widths take too: a deeper context slows all of them.
+_MEMORY = 0.985
+"""How much of what was learnt about acceptance stays after a round that drafted."""
+_FIRST = 0.6
+"""Acceptance assumed of the first position before anything is known."""
+_BELIEF = 4.0
+"""Rounds of a position that weigh as much as what is known of the one before it."""
+_PARK, _RETURN = 0.99, 1.01
+"""Over plain decoding: what drafting must promise to go on, and to come back once parked.
 
-Nearly all of it, for neighbours differ by a few percent, and a width must not look cheap for being
-unused.
+Apart, as estimates waver: a park that comes and goes loses both ways.
 """
-_FORGET = 0.005
-"""Per round, how far positions that were not drafted move towards the last one that was."""
+_PROBE_ROUNDS = 3
+"""Rounds of a probe while parked; it goes on for as long as it beats plain decoding."""
+_PROBE_SHARE = 0.005
+"""Share of the time that probes may lose: the less drafting pays, the longer are the rests."""
+_COST_STEP = 0.09
+"""Share of a new round's time in the running costs of all widths: a deeper context slows all."""
+_OWN_STEP, _TABLE_ROUNDS = 0.01, 6
+"""The part that a width's own cost takes besides, in the long run, and the rounds that its
+measured cost is worth at first.
+
+Small, for neighbours differ by a few percent, and a width must not look cheap for being unused.
+"""
+_PLAIN_EVERY = 16
+"""Drafting rounds between two plain steps, at least; without any, a plain step that was measured
+too slow would never be found out."""
 
 
 class Width(Protocol):
@@ -71,10 +77,12 @@ class AutoWidth:
 
     A round of k yields ``1 + c1 + c1*c2 + ... + c1*..*ck`` tokens, where ``ci`` is the chance that
     position i is accepted once the ones before it were. Each ``ci`` is learnt only from rounds
-    that got there, so narrow rounds do not spoil what is known of the far positions. Costs start
-    from a measurement and follow the rounds as the context grows.
+    that got there, so narrow rounds do not spoil what is known of the far positions; what is
+    not known of a position is taken from the one before it, so that a draft that does well is
+    tried further. Costs start from a measurement and follow the rounds as the context grows.
 
-    When nothing beats a plain step, drafting is parked; now and then a few rounds probe it.
+    When nothing beats a plain step, drafting is parked; now and then a few rounds probe it, the
+    more seldom the more they lose.
 
     Args:
         costs: milliseconds per count.
@@ -82,11 +90,12 @@ class AutoWidth:
 
     def __init__(self, costs: Costs) -> None:
         self._cost = list(costs.ms)
-        self._hits = [_PRIOR[0] * _PRIOR[1]] * (len(costs.ms) - 1)
-        self._tries = [_PRIOR[1]] * (len(costs.ms) - 1)
+        self._rounds = [0] * len(costs.ms)
+        self._hits = [0.0] * (len(costs.ms) - 1)
+        self._tries = [0.0] * (len(costs.ms) - 1)
         self._parked = False
+        self._since_plain = 0
         self._rest = 0
-        self._probe_after = _FIRST_PROBE
         self._probe = (0, 0, 0.0)
         """Rounds, tokens and milliseconds of the running probe."""
 
@@ -95,39 +104,43 @@ class AutoWidth:
         """Whether drafting rests."""
         return self._parked
 
-    def expected(self, count: int) -> float:
-        """Tokens that a round of ``count`` drafted ids is likely to emit."""
-        total = reach = 1.0
-        for hits, tries in zip(self._hits[:count], self._tries[:count], strict=True):
-            reach *= hits / tries
-            total += reach
-        return total
-
-    def speed(self, count: int) -> float:
-        """Expected tokens per millisecond."""
-        return self.expected(count) / self._cost[count]
+    def expected(self) -> list[float]:
+        """Tokens that a round is likely to emit, by the number of drafted ids."""
+        totals, reach, chance = [1.0], 1.0, _FIRST
+        for hits, tries in zip(self._hits, self._tries, strict=True):
+            chance = (hits + _BELIEF * chance) / (tries + _BELIEF)
+            reach *= chance
+            totals.append(totals[-1] + reach)
+        return totals
 
     def next(self, position: int) -> int:
         """The best count; while parked 0, or now and then the best of the others."""
-        drafting = max(range(1, len(self._cost)), key=self.speed, default=0)
+        speeds = [tokens / ms for tokens, ms in zip(self.expected(), self._cost, strict=True)]
+        drafting = max(range(1, len(speeds)), key=speeds.__getitem__, default=0)
         if drafting == 0:
             return 0
-        pays = self.speed(drafting) > _GAIN * self.speed(0)
-        if pays:
-            self._parked, self._probe_after = False, _FIRST_PROBE
+        lead = speeds[drafting] / speeds[0]
+        if lead > (_RETURN if self._parked else _PARK):
+            self._parked = False
+            self._since_plain += 1
+            if self._since_plain > _PLAIN_EVERY + (lead - 1.0) / _PROBE_SHARE:
+                return 0
             return drafting
-        if not self._parked:
-            self._parked, self._rest = True, self._probe_after
-        if self._rest > 0:
-            self._rest -= 1
-            self._probe = (0, 0, 0.0)
-            return 0
         rounds, tokens, spent = self._probe
-        if rounds < _PROBE_ROUNDS or tokens > _GAIN * self.speed(0) * spent:
+        if not self._parked:
+            self._parked, self._rest = True, self._pause(lead)
+        elif self._rest == 0 and rounds >= _PROBE_ROUNDS and tokens <= speeds[0] * spent:
+            self._rest = self._pause(lead)
+        if self._rest == 0:
             return drafting
-        self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
-        self._rest = self._probe_after
+        self._rest -= 1
+        self._probe = (0, 0, 0.0)
         return 0
+
+    @staticmethod
+    def _pause(lead: float) -> int:
+        """Plain rounds until the next probe."""
+        return 1 + round(_PROBE_ROUNDS * (1.0 / lead - 1.0) / _PROBE_SHARE)
 
     def observe(self, round_: RoundFigures) -> None:
         """Count the positions that were reached, and move the width's cost towards the round's."""
@@ -138,15 +151,15 @@ class AutoWidth:
         known = self._cost[count]
         # One stall of a busy machine says nothing about a width.
         change = min(max(round_.wall_ms / known, 0.5), 2.0) - 1.0
-        self._cost = [cost * (1.0 + _SHARED_STEP * change) for cost in self._cost]
-        self._cost[count] = known * (1.0 + _COST_STEP * change)
-        for index in range(count):
-            if index > round_.accepted:
-                break
-            self._hits[index] = _MEMORY * self._hits[index] + (index < round_.accepted)
-            self._tries[index] = _MEMORY * self._tries[index] + 1.0
-        if count:
-            near = self._hits[count - 1] / self._tries[count - 1]
-            for index in range(count, len(self._hits)):
-                gap = near * self._tries[index] - self._hits[index]
-                self._hits[index] += _FORGET * gap
+        self._rounds[count] += 1
+        own = max(_OWN_STEP, 1.0 / (_TABLE_ROUNDS + self._rounds[count]))
+        self._cost = [cost * (1.0 + _COST_STEP * change) for cost in self._cost]
+        self._cost[count] = known * (1.0 + (_COST_STEP + own) * change)
+        if not count:
+            self._since_plain = 0
+        for index in range(len(self._hits)) if count else ():
+            self._hits[index] *= _MEMORY
+            self._tries[index] *= _MEMORY
+            if index < count and index <= round_.accepted:
+                self._hits[index] += index < round_.accepted
+                self._tries[index] += 1.0

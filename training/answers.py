@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_local.bench import repeats
+from dflash_local.bench import loops
 from dflash_local.errors import OptionError
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
@@ -85,7 +85,7 @@ def _without_loop(written: Written) -> Written:
     """The same up to where its answer only repeats itself."""
     start = written.prompt_length
     for end in range(start + _LOOP, len(written.ids), 8):
-        if repeats(written.ids[start:end], _LOOP):
+        if loops(written.ids[start:end], _LOOP):
             count = end - start
             return Written(
                 written.ids[:end],

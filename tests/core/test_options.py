@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local import bench_prompts, cli, select, tokenizer
+from dflash_local import bench_plot, bench_prompts, cli, select, tokenizer
 from dflash_local.backends.scripted import (
     ByteTokenizer,
     ScriptedBackend,
@@ -118,7 +119,10 @@ PLACES: dict[str, tuple[str, str, Any]] = {
     "--backend": ("mlx", "backend", "mlx"),
 }
 GENERATE = {"--plain", "--block", "--think", "--no-think", "--system", "--json"}
-BENCH = {"--prompts", "--set", "--block", "--json", "--max-tokens", "--temperature", "--seed"}
+BENCH = {
+    *("--prompts", "--set", "--repeats", "--max-tokens", "--block", "--sweep", "--depths"),
+    *("--temperature", "--seed", "--think", "--no-think", "--json", "--markdown", "--plot"),
+}
 
 
 def flags(command: str) -> set[str]:
@@ -231,7 +235,60 @@ def test_the_flags_of_bench_alone(seen: Seen, capsys: pytest.CaptureFixture[str]
     tokens = len(bench_prompts.chosen(2, "own")) * 5
     assert all(way["tokens"] == tokens for way in sampled["ways"])
     assert sampled["ways"][1]["tau"] > 1
-    assert cli.main(["bench", "--seed", "3"]) != 0
+
+
+def test_the_modes_of_bench(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["bench", "--max-tokens", "6", "--json"]
+
+    def report(*argv: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert cli.main([*short, *argv]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    plain = report("--set", "chat,code", "--set", "maths", "--prompts", "1", "--repeats", "3")
+    assert [kind["kind"] for kind in plain["kinds"]] == ["chat", "code", "maths"]
+    assert (plain["repeats"], plain["prompt_count"]) == (3, 3)
+    sweep = report("--sweep", "--set", "chat,code", "--prompts", "1")
+    assert list(sweep["quotient"]) == ["chat", "code"]
+    depths = report("--depths", "300,700", "--no-think")
+    assert [round(d["depth"], -2) for d in depths["depths"]] == [300, 700]
+    assert seen.load["options"].context > 700
+    assert depths["thinking"] is seen.rendered[-1][1] is False
+    assert report("--prompts", "1", "--think")["thinking"] is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--set", "nothing"], "there is no set 'nothing'"),
+        (["--set", "chat", "--prompts", "11"], "has 1 to 10"),
+        (["--repeats", "0"], "--repeats is 0"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--depths", "many"], "no list of whole numbers"),
+        (["--depths", "64,0"], "0 is no depth"),
+        (["--sweep", "--depths", "64"], "exclude each other"),
+        (["--sweep", "--block", "4"], "Leave --block out"),
+        (["--depths", "64", "--repeats", "2"], "--repeats does not go with --depths"),
+        (["--depths", "20"], "less than the question alone"),
+        (["--depths", "9000", "--context", "512"], "a context of 9"),
+        (["--seed", "3"], "--temperature above 0"),
+        (["--plot", "figure.txt"], "no name of a picture"),
+        (["--json", "--markdown"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_benched_is_told_in_one_line(
+    seen: Seen,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setattr(bench_plot, "find_spec", lambda name: True)
+    with suppress(SystemExit):  # argparse leaves by itself
+        assert cli.main(["bench", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
 
 
 def test_a_person_can_read_the_sampled_report(

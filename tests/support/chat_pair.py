@@ -13,11 +13,11 @@ TEMPLATE = (
 )
 
 
-def chat_pair(folder: Path) -> tuple[Path, Path]:
+def chat_pair(folder: Path, positions: int = 2048) -> tuple[Path, Path]:
     """The tiny loop pair of 128 ids with a tokenizer of ASCII characters beside the target."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    long = {"max_position_embeddings": 2048}
+    long = {"max_position_embeddings": positions}
     target, draft = loop_pair(folder, long, long)
     letters = [chr(33 + i) for i in range(94)] + ["Ġ", "Ċ"]
     vocab = {letter: index for index, letter in enumerate(letters)}
