@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.backend import BackendInfo
-from dflash_local.draft_config import DraftConfig, RopeConfig
+from dflash_local.draft_config import DraftConfig
+from dflash_local.rope import RopeConfig
 from dflash_local.weights import draft_shapes
 
 from .torch_backend import TorchBackend

@@ -18,7 +18,7 @@ from textual.worker import Worker
 
 from dflash_local.backend import BackendInfo
 from dflash_local.chat import Chat, Conversation
-from dflash_local.errors import DflashError
+from dflash_local.errors import ContextFull, DflashError
 from dflash_local.events import Event, Prefill, Round
 from dflash_local.history import PromptHistory
 from dflash_local.service import Service
@@ -306,7 +306,11 @@ class ChatScreen(Screen[None]):
             await reply.finish(answer, estimated=self.live.estimated)
         if update.error is not None:
             again = "" if self.service.alive else " Ctrl+R reloads and answers again."
+            if isinstance(update.error, ContextFull):
+                again = " /room leaves the oldest turns out, then Ctrl+R answers."
             reply.notice(f"{update.error}{again}")
+        elif answer is not None and answer.end == "context":
+            reply.notice("The context is full: /continue leaves the oldest turns out and goes on.")
         elif answer is not None and answer.can_go_on:
             reply.notice("/continue goes on from here.")
         trouble = self.session.trouble()

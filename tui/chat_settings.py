@@ -36,6 +36,22 @@ SETTINGS = (
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, setting.field)}
 
 
+def make_room(chat: Chat) -> str:
+    """Leave the oldest turns out of requests.
+
+    Raises:
+        OptionError: there is only one turn, or none.
+    """
+    turns = chat.make_room() if chat.conversation.turns else 0
+    if not turns:
+        raise OptionError(
+            "There are no older turns to leave out.",
+            "Start a new chat, or load with a larger context.",
+        )
+    were = "turn is" if turns == 1 else f"{turns} turns are"
+    return f"The oldest {were} left out from now on; the chat still shows and saves all of it."
+
+
 def set_sampling(chat: Chat, argument: str) -> str:
     """``name value`` changes one setting; nothing tells them all.
 

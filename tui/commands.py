@@ -150,6 +150,13 @@ async def undo(screen: ChatScreen, _: str) -> None:
         raise OptionError("There is nothing to undo.")
 
 
+def make_room(screen: ChatScreen, _: str) -> None:
+    """Leave the oldest turns out of requests, as the context is full."""
+    if screen.generating:
+        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    screen.tell(chat_settings.make_room(screen.chat))
+
+
 def set_block(screen: ChatScreen, argument: str) -> None:
     """Rows per verify; off is plain decoding."""
     most = screen.info.block_size if screen.info else DEFAULT_BLOCK
@@ -273,6 +280,7 @@ REGISTRY = Registry(
         Action("model.choose", "Switch model", view.choose_model, slash="model", takes="[name]"),
         Action("model.pull", "Download a model", view.pull, slash="pull", takes="name"),
         Action("model.reload", "Reload the model", view.reload, slash="reload"),
+        Action("chat.room", "Make room: leave out the oldest turns", make_room, slash="room"),
         Action("chat.system", "System prompt", set_system, slash="system", takes="text|off"),
         Action(
             "chat.set",

@@ -51,6 +51,10 @@ def _block(plain: PlainChat, argument: str) -> None:
     plain.say(chat_settings.set_block(plain.chat, argument, plain.block_size))
 
 
+def _room(plain: PlainChat, _: str) -> None:
+    plain.say(chat_settings.make_room(plain.chat))
+
+
 def _retry(plain: PlainChat, _: str) -> None:
     plain.turn(_last_user(plain), plain.chat.retry)
 
@@ -129,6 +133,7 @@ COMMANDS: Mapping[str, Callable[[PlainChat, str], None]] = {
     "system": _system,
     "think": _think,
     "block": _block,
+    "room": _room,
     "retry": _retry,
     "edit": _edit,
     "continue": _continue,

@@ -171,3 +171,21 @@ async def test_a_first_prompt_is_sent_at_the_start() -> None:
     async with chat(options=Options(prompt="hello there")) as driver:
         await driver.until(lambda: driver.screen.chat.last is not None)
         assert driver.screen.chat.conversation.turns[0].current.user == "hello there"
+
+
+async def test_a_full_context_offers_room() -> None:
+    long = "".join(chr(97 + (i * i) % 23) for i in range(300))
+    async with chat(ScriptedOpener((long, "Short."), context=256)) as driver:
+        await driver.say("a" * 60)
+        assert driver.screen.chat.last is not None
+        assert driver.screen.chat.last.end == "context"
+        assert "The context is full" in driver.shown()
+        await driver.send("/room")
+        await driver.until(lambda: driver.told("no older turns"))
+        await driver.say("b" * 20)
+        assert "/room leaves" in driver.shown()
+        await driver.send("/room")
+        await driver.until(lambda: driver.told("The oldest turn is left out"))
+        await driver.pilot.press("ctrl+r")
+        await driver.until(lambda: driver.screen.chat.last.text, "for room")
+        assert len(driver.screen.chat.conversation.turns) == 2

@@ -62,6 +62,7 @@ SAYS = {
     "/edit": "Give it: /edit text.",
     "/edit more": "You: more",
     "/continue": "There is no stopped reply to continue.",
+    "/room": "There are no older turns to leave out.",
     "/undo": "Taken back: hi",
     "/new": "New chat.",
     "/load": "1 turns: hi",
