@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import OptionError
+from dflash_local.start import EXIT_INTERRUPTED
 
 _STAGES = ("prompts", "data", "fit")
 
@@ -22,6 +23,29 @@ _LABELS = {
     "fit": "Fitting",
     "evaluate": "Decoding held-out prompts",
 }
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**31 - 1),
+    "threads": (1, 1024),
+    "own": (0, 10**7),
+    "held_out": (1, 10**5),
+    "answer_tokens": (2, 10**5),
+    "sampled": (0, 1),
+    "taps": (1, 64),
+    "rows": (1, 4096),
+    "layers": (1, 64),
+    "block": (2, 64),
+    "short_block": (2, 64),
+    "short_share": (0, 1),
+    "steps": (1, 10**8),
+    "minutes": (0.01, 10**5),
+    "sequences": (1, 4096),
+    "anchors": (1, 4096),
+    "rate": (1e-9, 100),
+    "save_seconds": (0.001, 10**5),
+    "eval_tokens": (1, 10**5),
+}
+"""What a number may be."""
 
 _QUIET_SECONDS = 30.0
 """Without a terminal, a line at least this far apart within a stage."""
@@ -85,14 +109,21 @@ def run(args: argparse.Namespace) -> int:
         chosen(recipe.DataRecipe),
         chosen(recipe.FitRecipe),
     )
-    with _progress() as report:
-        job = training.Training(args.target, args.out, whole, args.threads, report)
-        job.run((args.stage,) if args.stage else _STAGES)
+    try:
+        with _progress() as report:
+            job = training.Training(args.target, args.out, whole, args.threads, report)
+            job.run((args.stage,) if args.stage else _STAGES)
+    except KeyboardInterrupt:
+        print(  # noqa: T201
+            "dflash-local: stopped; the same command goes on from here", file=sys.stderr
+        )
+        return EXIT_INTERRUPTED
     draft, worth = args.out / "draft", job.worth()
     if args.json:
         print(json.dumps({"draft": str(draft) if worth else None, "held_out": worth}))  # noqa: T201
     elif args.stage in (None, "fit"):
-        print(f"The draft is in {draft}; chat with it by --draft {draft}")  # noqa: T201
+        print(f"The draft is in {draft}, tau {worth['tau']:.2f} on held-out prompts.")  # noqa: T201
+        print(f"Chat with it: dflash-chat --model {args.target} --draft {draft}")  # noqa: T201
     return 0
 
 
@@ -102,23 +133,11 @@ def _check(args: argparse.Namespace) -> None:
     Raises:
         OptionError: which one, and what it may be.
     """
-    least = {
-        "own": 0, "held_out": 1, "answer_tokens": 2, "taps": 1, "rows": 1, "layers": 1, "block": 2,
-        "short_block": 2, "steps": 1, "sequences": 1, "anchors": 1, "eval_tokens": 1, "threads": 1,
-    }  # fmt: skip
-    for name, low in least.items():
+    for name, (low, high) in _RANGES.items():
         value = getattr(args, name)
-        if value is not None and value < low:
+        if value is not None and not low <= value <= high:
             option = "--" + name.replace("_", "-")
-            raise OptionError(f"{option} is {value}.", f"Give {low} or more.")
-    for name in ("sampled", "short_share"):
-        value = getattr(args, name)
-        if value is not None and not 0 <= value <= 1:
-            raise OptionError(f"--{name.replace('_', '-')} is {value}.", "Give a share of 0 to 1.")
-    for name in ("minutes", "rate", "save_seconds"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise OptionError(f"--{name.replace('_', '-')} is {value}.", "Give more than 0.")
+            raise OptionError(f"{option} is {value}.", f"Give {low:g} to {high:g}.")
     if args.own == 0 and not args.prompts:
         raise OptionError("There are no prompts.", "Give --prompts FILE, or more than --own 0.")
 

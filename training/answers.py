@@ -13,7 +13,7 @@ from dflash_local.bench import loops
 from dflash_local.errors import OptionError
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
-from .files import part, write_tensors
+from .files import part, whole, write_tensors
 from .prompts import Asked
 from .recipe import DataRecipe
 from .teacher import Teacher
@@ -32,6 +32,12 @@ def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> 
     """What the parts may take on the disk at most; half of it is usual."""
     per_token = 4 + BEST * 6 + (2 * width if recipe.features == "store" else 0)
     return prompts * (longest + recipe.answer_tokens) * per_token
+
+
+def missing(folder: Path, recipe: DataRecipe, prompts: int) -> list[int]:
+    """Numbers of the parts that are still to be written."""
+    batches = range(-(-prompts // recipe.rows))
+    return [number for number in batches if not whole(part(folder, number, ".safetensors"))]
 
 
 def check_disk(folder: Path, needed: int) -> None:
@@ -60,11 +66,9 @@ def make_answers(
 ) -> None:
     """Answer every prompt; every part is a file, and those that are there are kept."""
     batches = -(-len(prompts) // recipe.rows)
-    for number in range(batches):
+    for number in missing(folder, recipe, len(prompts)):
         progress(number, batches)
         path = part(folder, number, ".safetensors")
-        if path.is_file():
-            continue
         asked = prompts[number * recipe.rows : (number + 1) * recipe.rows]
         draw = random.Random(f"{recipe.seed} {number}")
         heats = [recipe.temperature if draw.random() < recipe.sampled else 0.0 for _ in asked]

@@ -55,13 +55,17 @@ def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> Pr
             {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")}
         )
         progress = Progress(**json.loads(facts["progress"]))
-    except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
+        moments = {
+            parameter: {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            for name, parameter in network.named_parameters()
+        }
+    except (SafetensorError, OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise WeightsError(
             f"{path} cannot be resumed from: {error}", "Delete it to fit from the start."
         ) from None
-    for name, parameter in network.named_parameters():
+    for parameter, states in moments.items():
         optimizer.state[parameter] = {
-            key: tensors[f"{key}/{name}"].to(parameter.device if key != "step" else "cpu")
-            for key in ("step", "exp_avg", "exp_avg_sq")
+            key: value.to("cpu" if key == "step" else parameter.device)
+            for key, value in states.items()
         }
     return progress

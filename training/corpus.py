@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dflash_local.errors import OptionError, WeightsError
+from dflash_local.errors import WeightsError
 
-from .files import parts
+from .files import part
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,35 @@ class Corpus:
 
     Args:
         folder: of the second stage.
+        count: how many parts there are.
 
     Raises:
-        OptionError: there is none.
-        WeightsError: a part is damaged.
+        WeightsError: a part is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self._parts: list[Any] = []
         self._small: list[dict[str, torch.Tensor]] = []
         self._places: list[_Place] = []
-        for number, path in enumerate(parts(folder, ".safetensors")):
+        for number in range(count):
+            path = part(folder, number, ".safetensors")
             try:
                 handle: Any = safe_open(path, framework="pt")
                 names = [name for name in handle.keys() if name != "features"]  # noqa: SIM118
                 small = {name: handle.get_tensor(name) for name in names}
-            except (SafetensorError, OSError) as error:
+                lengths, prompts = small["lengths"].tolist(), small["prompt_lengths"].tolist()
+                if len(small["ids"]) != sum(lengths) or "best_ids" not in small:
+                    raise ValueError("its tensors do not fit together")
+            except (SafetensorError, OSError, KeyError, ValueError) as error:
                 raise WeightsError(
-                    f"{path} is damaged: {error}", "Delete it and resume with --stage data."
+                    f"{path} is damaged: {error}.", "Delete it and give the command again."
                 ) from None
             self._parts.append(handle)
             self._small.append(small)
             start = answer = 0
-            for length, prompt in zip(
-                small["lengths"].tolist(), small["prompt_lengths"].tolist(), strict=True
-            ):
+            for length, prompt in zip(lengths, prompts, strict=True):
                 self._places.append(_Place(number, start, length, prompt, answer))
                 start, answer = start + length, answer + length - prompt
-        if not self._places:
-            raise OptionError(f"{folder} holds no answers.", "Run --stage data first.")
 
     def __len__(self) -> int:
         return len(self._places)

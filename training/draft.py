@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from dflash_local.draft_config import DraftConfig, parse_draft_config, read_draft_config
 from dflash_local.errors import DraftMismatch, OptionError
-from dflash_local.weights import weight_files
+from dflash_local.weights import folder_shapes, weight_files
 
 from .network import DraftNetwork
 from .recipe import FitRecipe
@@ -164,6 +164,7 @@ def _from_folder(
     own["intermediate_size"] = config.intermediate_size
     own["dflash_config"] = raw["dflash_config"] | {"mask_token_id": config.mask_token_id}
     network = DraftNetwork(parse_draft_config(own), positions)
+    folder_shapes(folder)
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as handle:

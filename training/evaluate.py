@@ -68,10 +68,13 @@ def read_worth(path: Path) -> list[tuple[int, Worth]]:
     if not path.is_file():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        value = json.loads(line)
-        step = value.pop("step")
-        value["by_kind"] = tuple((kind, tau) for kind, tau in value["by_kind"])
-        value["positions"] = tuple(PositionRate(**rate) for rate in value["positions"])
-        found.append((step, Worth(**value)))
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            value = json.loads(line)
+            step = value.pop("step")
+            value["by_kind"] = tuple((kind, tau) for kind, tau in value["by_kind"])
+            value["positions"] = tuple(PositionRate(**rate) for rate in value["positions"])
+            found.append((step, Worth(**value)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []  # damaged: figures of the past, which nothing depends on
     return found

@@ -50,6 +50,10 @@ def write_card(
         f"| {step} | {loss:.3f} | {tau:.2f} |" for step, _, loss, tau in _thinned(progress.history)
     )
     tested = "\n".join(f"| {step} | {w.prompts} | {w.tau:.2f} |" for step, w in worth)
+    sources = ["users' turns that the target wrote behind given openings"] * (
+        recipe.prompts.own > 0
+    )
+    sources += ["those of a file"] * bool(recipe.prompts.file)
     version = "DFlash 2" if fit.v2 else "DFlash"
     text = f"""# {version} draft for {target}
 
@@ -58,8 +62,7 @@ by `dflash-local train` {__version__} on {machine}.
 
 **Data.** {sequences} sequences with {answer_tokens} answer tokens, written by the target itself:
 greedy, but {data.sampled:.0%} of the answers at temperature {data.temperature:g}; at most
-{data.answer_tokens} tokens each. Prompts: users' turns that the target wrote behind given openings
-{"and those of a file" if recipe.prompts.file else ""}.
+{data.answer_tokens} tokens each. Prompts: {" and ".join(sources)}.
 
 **Fit.** {progress.step} steps of {fit.sequences} sequences, {progress.seconds / 60:.0f} minutes.
 Start: {fit.init}. Blocks of {fit.short_block} rows in the first {fit.short_share:.0%} of the

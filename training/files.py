@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from dflash_local.errors import WeightsError
 
 
 def write_tensors(
@@ -18,16 +21,21 @@ def write_tensors(
     try:
         save_file(dict(tensors), fresh, metadata=dict(facts or {}))
         os.replace(fresh, path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"{path} cannot be written: {error}.", "Free some space and give the command again."
+        ) from None
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def parts(folder: Path, suffix: str) -> list[Path]:
-    """The numbered files of a stage that are done, ``part-00000`` first, up to the first gap."""
-    found: list[Path] = []
-    while (path := part(folder, len(found), suffix)).is_file():
-        found.append(path)
-    return found
+def whole(path: Path) -> bool:
+    """Whether a safetensors file is there and complete."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 
 def part(folder: Path, number: int, suffix: str) -> Path:

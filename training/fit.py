@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,33 +85,36 @@ class Fit:
             EngineError: the loss is no number any more; the last checkpoint stays.
         """
         progress, recipe = self.progress, self._recipe
-        begun, before = time.monotonic(), progress.seconds
-        saved = begun
+        saved = time.monotonic()
         loss = tau = math.nan
-        while not progress.steps or progress.step < progress.steps:
-            outcome = self._step(progress.step)
-            value = float(outcome.loss.detach())
-            if not math.isfinite(value):
-                raise EngineError(
-                    f"The loss is {value} at step {progress.step}.",
-                    f"The checkpoint of step {self._saved_step()} is kept; give a lower --rate "
-                    "and run the same command again.",
-                )
-            loss = value if math.isnan(loss) else _SMOOTH * loss + (1 - _SMOOTH) * value
-            tau = outcome.tau if math.isnan(tau) else _SMOOTH * tau + (1 - _SMOOTH) * outcome.tau
-            progress.step += 1
-            now = time.monotonic()
-            progress.seconds = before + now - begun
-            if not progress.steps and progress.step >= _TIMED:
-                per_step = progress.seconds / progress.step
-                minutes = recipe.minutes or 60.0
-                progress.steps = max(_TIMED, round(minutes * 60 / per_step))
-                saved = -math.inf  # the number of steps must survive a kill
-            if now - saved >= recipe.save_seconds or progress.step == progress.steps:
-                progress.history.append((progress.step, progress.seconds, loss, tau))
-                checkpoint.save(self._path, self.network, self._optimizer, progress)
-                saved = now
-            report(progress, loss, tau)
+        with patient_interrupt() as interrupted:
+            while not progress.steps or progress.step < progress.steps:
+                begun = time.monotonic()
+                outcome = self._step(progress.step)
+                value = float(outcome.loss.detach())
+                if not math.isfinite(value):
+                    raise EngineError(
+                        f"The loss is {value} at step {progress.step}.",
+                        f"The checkpoint of step {self._saved_step()} is kept; give a lower "
+                        "--rate and run the same command again.",
+                    )
+                loss = _smoothed(loss, value)
+                tau = _smoothed(tau, outcome.tau)
+                progress.step += 1
+                progress.seconds += time.monotonic() - begun
+                due = time.monotonic() - saved >= recipe.save_seconds
+                if not progress.steps and progress.step >= _TIMED:
+                    per_step = progress.seconds / progress.step
+                    progress.steps = max(_TIMED, round((recipe.minutes or 60.0) * 60 / per_step))
+                    due = True  # the number of steps must survive a kill
+                # Before it is saved: what is killed in a check is checked again.
+                report(progress, loss, tau)
+                if due or progress.step == progress.steps or interrupted():
+                    progress.history.append((progress.step, progress.seconds, loss, tau))
+                    checkpoint.save(self._path, self.network, self._optimizer, progress)
+                    saved = time.monotonic()
+                if interrupted():
+                    raise KeyboardInterrupt
 
     def _saved_step(self) -> int:
         return self.progress.history[-1][0] if self.progress.history else 0
@@ -161,3 +167,27 @@ class Fit:
         if step < rise or not steps:
             return min(1.0, (step + 1) / rise)
         return 0.5 * (1.0 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def _smoothed(before: float, value: float) -> float:
+    return value if math.isnan(before) else _SMOOTH * before + (1 - _SMOOTH) * value
+
+
+@contextmanager
+def patient_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl+C only makes the function true; the second one interrupts."""
+    pressed = threading.Event()
+
+    def press(number: int, frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

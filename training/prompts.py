@@ -62,7 +62,7 @@ class Frame:
 def make_prompts(
     folder: Path,
     recipe: PromptsRecipe,
-    teacher: Teacher,
+    teacher: Callable[[], Teacher],
     tokenizer: ChatTokenizer,
     progress: Progress,
 ) -> None:
@@ -82,7 +82,8 @@ def make_prompts(
         for number in range(most_parts):
             path = part(folder, number, ".jsonl")
             if not path.is_file():
-                write_text(path, _lines(_part(number, recipe, frame, teacher, tokenizer)))
+                written = _part(number, recipe, frame, teacher(), tokenizer)
+                write_text(path, _lines(written))
             for asked in read_prompts(path):
                 seen.setdefault(_key(asked.text), asked)
             progress(min(len(seen), wanted), wanted)
@@ -122,9 +123,13 @@ def read_prompts(path: Path) -> list[Asked]:
         OptionError: the file is missing, or a line is broken; the number of the line is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text may hold the separators that it also splits at.
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} cannot be read: {error}.") from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise OptionError(
+            f"{path} cannot be read: {reason}.", "Give a JSONL file in UTF-8."
+        ) from None
     prompts, broken = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -134,10 +139,10 @@ def read_prompts(path: Path) -> list[Asked]:
             text, kind = value["text"], value.get("kind", "given")
             if not (isinstance(text, str) and text.strip() and isinstance(kind, str)):
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             broken.append(number)
             continue
-        prompts.append(Asked(kind, whole(text)))
+        prompts.append(Asked(whole(kind), whole(text)))
     if broken:
         named = ", ".join(map(str, broken[:5])) + (" and more" if len(broken) > 5 else "")
         raise OptionError(

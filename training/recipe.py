@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal
-
-from dflash_local.errors import OptionError
-from dflash_local.hub_cache import write_text
+from dataclasses import dataclass, field
+from typing import Literal
 
 Stage = Literal["prompts", "data", "fit"]
 STAGES: tuple[Stage, ...] = ("prompts", "data", "fit")
@@ -98,30 +93,3 @@ class Recipe:
     prompts: PromptsRecipe = field(default_factory=PromptsRecipe)
     data: DataRecipe = field(default_factory=DataRecipe)
     fit: FitRecipe = field(default_factory=FitRecipe)
-
-
-_FREE = ("rate", "clip", "save_seconds", "eval_tokens", "file")
-"""Numbers that may change when a run is resumed."""
-
-
-def hold(folder: Path, part: PromptsRecipe | DataRecipe | FitRecipe, **facts: object) -> None:
-    """Write a stage's numbers into its folder, or compare with those of the run to be resumed.
-
-    ``facts`` are compared too: what the stage depends on besides its numbers.
-
-    Raises:
-        OptionError: the folder holds a run with other numbers.
-    """
-    now: dict[str, Any] = {**asdict(part), **facts}
-    path = folder / "recipe.json"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(now, indent=1))
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for name in (*(f.name for f in fields(part)), *facts):
-        if name not in _FREE and before.get(name) != now[name]:
-            raise OptionError(
-                f"{folder} was begun with {name} {before.get(name)!r}, now it is {now[name]!r}.",
-                "Give the same options to resume, or another --out.",
-            )

@@ -11,21 +11,22 @@ from typing import Any
 
 import torch
 
-from dflash_local.errors import OptionError
+from dflash_local.errors import OptionError, WeightsError
 from dflash_local.free_memory import cpu_bf16
 from dflash_local.registry import locate
 from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
 from . import draft
-from .answers import bytes_needed, check_disk, make_answers
+from .answers import bytes_needed, check_disk, make_answers, missing
 from .corpus import Corpus
 from .evaluate import Worth, evaluate, read_worth, write_worth
 from .export import write_card, write_draft
 from .fit import Fit
 from .prompts import Asked, make_prompts, read_prompts
-from .recipe import STAGES, Recipe, Stage, hold
+from .recipe import STAGES, Recipe, Stage
 from .teacher import Teacher
+from .workplace import held, hold, workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ _CHECKS = (0.25, 0.5, 0.75)
 """Shares of the steps at which some held-out prompts are answered."""
 
 _CHECK_PROMPTS = 20
+
+_TEMPLATE = 64
+"""Tokens that a chat template may add to a prompt, generously."""
 
 
 class Training:
@@ -80,8 +84,7 @@ class Training:
         self._tokenizer.render([{"role": "user", "content": "Hi"}], recipe.data.thinking)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = _dtype(self.device)
-        config = read_json(self.target / "config.json")
-        depth = int((config.get("text_config") or config)["num_hidden_layers"])
+        depth, self._hidden, self._positions = _numbers(self.target)
         self._taps = draft.tap_layers(depth, recipe.data.taps)
         self._teacher_held: Teacher | None = None
 
@@ -91,10 +94,10 @@ class Training:
         Raises:
             DflashError: what is wrong and what to do about it.
         """
-        self.out.mkdir(parents=True, exist_ok=True)
-        for stage in STAGES:
-            if stage in stages:
-                getattr(self, f"_{stage}")()
+        with workplace(self.out, self.target):
+            for stage in STAGES:
+                if stage in stages:
+                    getattr(self, f"_{stage}")()
 
     def worth(self) -> dict[str, Any] | None:
         """The last evaluation as plain values; None before there is one."""
@@ -103,50 +106,78 @@ class Training:
 
     def _prompts(self) -> None:
         recipe, folder = self.recipe.prompts, self.out / "prompts"
-        digest = sha256(Path(recipe.file).read_bytes()).hexdigest() if recipe.file else ""
-        if recipe.file:
-            read_prompts(Path(recipe.file))  # broken lines are told before the target is loaded
-        hold(folder, recipe, target=str(self.target), file_sha256=digest)
+        given = read_prompts(Path(recipe.file)) if recipe.file else []
+        self._check_lengths(given)
+        digest = sha256(repr(given).encode()).hexdigest()[:16]
+        whole = {"prompts": digest, "own": recipe.own, "held_out": recipe.held_out}
         if (folder / "train.jsonl").is_file():
+            hold(folder / "whole.json", whole)
             return
-        make_prompts(folder, recipe, self._teacher(), self._tokenizer, self._counting("prompts"))
+        own = {"seed": recipe.seed, "longest": recipe.longest, "rows": recipe.rows}
+        hold(folder / "recipe.json", own)
+        counting = self._counting("prompts")
+        make_prompts(folder, recipe, self._teacher, self._tokenizer, counting)
+        hold(folder / "whole.json", whole)
+
+    def _check_lengths(self, prompts: Sequence[Asked]) -> None:
+        """Refuse a prompt that leaves no room for an answer."""
+        room = self._positions - self.recipe.data.answer_tokens - _TEMPLATE
+        for asked in prompts:
+            length = len(self._tokenizer.encode(asked.text))
+            if length > room:
+                raise OptionError(
+                    f"The prompt that begins {asked.text[:30]!r} has {length} tokens; beside an "
+                    f"answer the target's context has room for {max(0, room)}.",
+                    "Shorten it or leave it out.",
+                )
 
     def _data(self) -> None:
         recipe, folder = self.recipe.data, self.out / "data"
         prompts = self._asked("train")
-        hold(folder, recipe, prompts=len(prompts), tap_layers=list(self._taps))
-        longest = max(len(self._tokenizer.encode(asked.text)) for asked in prompts) + 64
-        config = read_json(self.target / "config.json")
-        hidden = int((config.get("text_config") or config)["hidden_size"])
-        needed = bytes_needed(recipe, len(prompts), len(self._taps) * hidden, longest)
-        self._report(
-            TrainProgress("data", 0, 0, f"up to {needed / 1e9:.2f} GB will be written to {folder}")
-        )
-        if not (folder / "recipe.json").is_file() or not any(folder.glob("part-*")):
-            check_disk(folder, needed)
+        left = missing(folder, recipe, len(prompts))
+        if len(left) == -(-len(prompts) // recipe.rows):
+            (folder / "recipe.json").unlink(missing_ok=True)  # nothing is bound to it yet
+        else:
+            self._hold_data(prompts)
+        longest = max(len(self._tokenizer.encode(asked.text)) for asked in prompts) + _TEMPLATE
+        width = len(self._taps) * self._hidden
+        count = min(len(prompts), len(left) * recipe.rows)
+        needed = bytes_needed(recipe, count, width, longest)
+        if left:
+            note = f"up to {needed / 1e6:,.0f} MB will be written to {folder}"
+            self._report(TrainProgress("data", 0, 0, note))
+        check_disk(self.out, needed)
+        self._hold_data(prompts)
         teacher = self._teacher()
-        make_answers(
-            folder,
-            recipe,
-            prompts,
-            teacher,
-            self._tokenizer,
-            len(teacher.head),
-            self._counting("data"),
-        )
+        vocab, counting = len(teacher.head), self._counting("data")
+        make_answers(folder, recipe, prompts, teacher, self._tokenizer, vocab, counting)
+
+    def _hold_data(self, prompts: Sequence[Asked]) -> None:
+        digest = sha256(repr(prompts).encode()).hexdigest()[:16]
+        facts = {**asdict(self.recipe.data), "tap_layers": list(self._taps), "prompts": digest}
+        hold(self.out / "data" / "recipe.json", facts)
 
     def _fit(self) -> None:
         recipe, folder = self.recipe.fit, self.out / "fit"
-        corpus = Corpus(self.out / "data")
-        hold(folder, recipe, sequences_in_all=len(corpus), answer_tokens=corpus.answer_tokens)
+        prompts = self._asked("train")
+        if held(self.out / "data" / "recipe.json") is None:
+            raise OptionError(f"{self.out} holds no answers yet.", "Run --stage data first.")
+        self._hold_data(prompts)
+        left = missing(self.out / "data", self.recipe.data, len(prompts))
+        if left:
+            raise OptionError(
+                f"{len(left)} parts of the answers are missing, the first is number {left[0]}.",
+                "Run --stage data, which writes them.",
+            )
+        corpus = Corpus(self.out / "data", -(-len(prompts) // self.recipe.data.rows))
         teacher = self._teacher()
         unused = corpus.unused(len(teacher.head))
-        special = self._tokenizer.special_ids
-        mask = draft.mask_id(unused, special, len(teacher.head))
+        mask = draft.mask_id(unused, self._tokenizer.special_ids, len(teacher.head))
         positions = max(corpus.length(i) for i in range(len(corpus))) + recipe.block
-        longest = int(getattr(teacher.config, "max_position_embeddings", positions))
-        raw = draft.settings(teacher.config, recipe, self._taps, mask, longest)
+        raw = draft.settings(teacher.config, recipe, self._taps, mask, self._positions)
         network, raw = draft.start(recipe, raw, teacher, positions)
+        free = ("rate", "clip", "save_seconds", "eval_tokens")
+        hold(folder / "recipe.json", {k: v for k, v in asdict(recipe).items() if k not in free})
         autocast = self._dtype if self._dtype != torch.float32 else None
         fit = Fit(folder, recipe, network, corpus, teacher, autocast)
         worth = read_worth(folder / "held_out.jsonl")
@@ -214,3 +245,22 @@ def _dtype(device: torch.device) -> torch.dtype:
     """bf16 where the device multiplies it itself."""
     quick = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else cpu_bf16()
     return torch.bfloat16 if quick else torch.float32
+
+
+def _numbers(target: Path) -> tuple[int, int, int]:
+    """Layers, hidden size and positions of a target.
+
+    Raises:
+        WeightsError: config.json does not say.
+    """
+    raw = read_json(target / "config.json")
+    text = raw.get("text_config") or raw
+    try:
+        depth, hidden = int(text["num_hidden_layers"]), int(text["hidden_size"])
+        positions = int(text.get("max_position_embeddings") or 8192)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise WeightsError(
+            f"{target}/config.json does not say how many layers of which size there are.",
+            "Pull the model again.",
+        ) from None
+    return depth, hidden, positions

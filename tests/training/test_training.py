@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,10 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dflash_local import load
 from dflash_local.cli import main
+from dflash_local.errors import OptionError
 from dflash_local.sampling import SamplingParams
+from dflash_local.training.prompts import Asked, read_prompts, split
+from dflash_local.training.workplace import workplace
 
 SMALL = {
     "own": 20,
@@ -127,7 +132,7 @@ def test_bad_input_is_told_in_one_line(
     assert "lines 5, 8 of 60 are no prompt" in refused(command(target, out, broken), capsys)
     assert "--stage prompts" in refused(command(target, out, prompts, "--stage", "data"), capsys)
     assert main(command(target, out, prompts, "--stage", "prompts")) == 0
-    assert "seed 0, now it is 3" in refused(command(target, out, prompts, "--seed", "3"), capsys)
+    assert "own 20, now it is 21" in refused(command(target, out, prompts, "--own", "21"), capsys)
     with monkeypatch.context() as patch:
         usage = type("Usage", (), {"free": 2**28})
         patch.setattr("shutil.disk_usage", lambda folder: usage)
@@ -139,11 +144,104 @@ def test_bad_input_is_told_in_one_line(
     assert "no chat template" in refused(command(target, tmp_path / "other", prompts), capsys)
 
 
+def stages(argv: list[str], *names: str) -> None:
+    """Run these stages, each on its own."""
+    for name in names:
+        assert main([*argv, "--stage", name]) == 0
+
+
 def test_a_loss_that_is_no_number_keeps_the_last_checkpoint(
     target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     argv = command(target, out, prompts, "--steps", "40", "--save-seconds", "0.001")
-    told = refused([*argv, "--rate", "1e30"], capsys)
-    assert "The loss is nan" in told or "The loss is inf" in told
-    assert (out / "fit" / "checkpoint.safetensors").is_file() == ("step 0" not in told)
+    stages(argv, "prompts", "data")
+    part = out / "data" / "part-00003.safetensors"
+    tensors = load_file(part)
+    tensors["features"][:] = math.nan  # a target that overflows gives such states
+    save_file(tensors, part)
+    told = refused(argv, capsys)
+    assert "The loss is nan at step" in told
+    assert (out / "fit" / "checkpoint.safetensors").is_file() == ("of step 0 is" not in told)
+
+
+def test_a_folder_keeps_to_one_training(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    assert "something else" in refused(command(target, foreign, prompts), capsys)
+    assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
+    out = tmp_path / "out"
+    argv = command(target, out, prompts)
+    stages(argv, "prompts", "data")
+    with workplace(out, target):
+        assert "Another training runs" in refused(argv, capsys)
+    fit = [*argv, "--stage", "fit", "--steps", "2"]
+    assert "taps 2, now it is 3" in refused([*fit, "--taps", "3"], capsys)
+    assert "thinking None, now it is True" in refused([*fit, "--thinking"], capsys)
+    assert "no folder" in refused([*fit, "--init", str(tmp_path / "nowhere")], capsys)
+    (out / "data" / "part-00001.safetensors").write_bytes(b"")
+    assert "the first is number 1" in refused(fit, capsys)
+    stages(argv, "data")
+    assert main(fit) == 0, "a refusal must bind nothing"
+    weights = load_file(target / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, target / "model.safetensors")
+    assert "another target" in refused(fit, capsys)
+
+
+ODD = {
+    "separators inside": ('{"text": "a\u2028b and a longer text\u0085c"}\n', None),
+    "a mark of byte order": ('\ufeff{"text": "What is a comet?"}\n', None),
+    "line ends of Windows": ('{"text": "What is a comet?"}\r\n', None),
+    "half a letter": ('{"text": "x \\ud800 y", "kind": "\\ud800"}\n', None),
+    "deep brackets": ("[" * 100_000 + "\n", "line 1 of 1 is no prompt"),
+    "nothing to say": ('{"text": "  "}\n', "line 1 of 1 is no prompt"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_prompt_files(case: str, tmp_path: Path) -> None:
+    text, problem = ODD[case]
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(text.encode())
+    if problem is not None:
+        with pytest.raises(OptionError, match=problem):
+            read_prompts(path)
+        return
+    other = Asked("given", "another one")
+    found = {*read_prompts(path), other}
+    split(tmp_path, sorted(found, key=repr), 1)
+    again = [*read_prompts(tmp_path / "train.jsonl"), *read_prompts(tmp_path / "held_out.jsonl")]
+    assert set(again) == found
+
+
+@pytest.mark.parametrize("name", ["prompts/whole.json", "training.json", "data/recipe.json"])
+def test_a_damaged_note_is_told(
+    name: str, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = command(target, out, prompts)
+    stages(argv, "prompts", "data")
+    (out / name).write_text("[")
+    assert "is damaged" in refused(argv, capsys)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for a child")
+def test_ctrl_c_in_the_fit_keeps_the_last_step(target: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = command(target, out, prompts, "--steps", "4000", "--save-seconds", "900")
+    stages(argv, "prompts", "data")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dflash_local", *argv], stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith("Fitting: 1 of"):
+            break
+    child.send_signal(signal.SIGINT)
+    told = child.stderr.read()
+    assert child.wait() == 130
+    assert "the same command goes on" in told
+    assert (out / "fit" / "checkpoint.safetensors").is_file()
