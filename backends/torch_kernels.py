@@ -133,7 +133,8 @@ def _rule(card: Card) -> Callable[[int, torch.dtype, int, int, int], bool]:
     spec = find_spec("bitsandbytes")
     if spec is None or not spec.submodule_search_locations:
         raise BackendUnavailable(
-            "bitsandbytes is not installed here.", "Run pip install 'dflash-local[cuda]'."
+            "bitsandbytes is not installed here.",
+            "Run pip install 'dflash-local[cuda]', in a clone pip install -e '.[cuda]'.",
         )
     source = Path(spec.submodule_search_locations[0]) / "backends" / "cuda" / "ops.py"
     kept: list[ast.stmt] = []

@@ -165,7 +165,8 @@ class Quantiser:
         if find_spec("bitsandbytes") is None:
             raise BackendUnavailable(
                 "Quantising needs bitsandbytes, which is not installed here.",
-                "Run pip install 'dflash-local[cuda]', or give --quantize none.",
+                "Run pip install 'dflash-local[cuda]', in a clone pip install -e '.[cuda]'; "
+                "or give --quantize none.",
             )
         _bitsandbytes_operators()
 

@@ -25,7 +25,10 @@ def check(path: Path) -> None:
         OptionError: matplotlib or the folder is missing, or the name has no known ending.
     """
     if find_spec("matplotlib") is None:
-        raise OptionError("--plot needs matplotlib.", "Run pip install 'dflash-local[plot]'.")
+        raise OptionError(
+            "--plot needs matplotlib.",
+            "Run pip install 'dflash-local[plot]', in a clone pip install -e '.[plot]'.",
+        )
     if path.suffix.lower() not in _SUFFIXES:
         raise OptionError(
             f"--plot {path.name} is no name of a picture.", f"End it in {', '.join(_SUFFIXES)}."

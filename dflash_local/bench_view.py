@@ -96,7 +96,7 @@ def _bench(report: BenchReport, markdown: bool) -> list[str]:
             _spread(kind.plain.tok_s, 1, ranged),
             _spread(kind.speculative.tok_s, 1, ranged),
             _spread(kind.ratio, 2, ranged),
-            f"{kind.tau:.2f}",
+            f"{kind.tau:.2f}" if kind.tau else "-",
         )
         for kind in report.kinds
     ]
@@ -105,7 +105,7 @@ def _bench(report: BenchReport, markdown: bool) -> list[str]:
         _spread(report.plain.tok_s, 1, ranged),
         _spread(report.speculative.tok_s, 1, ranged),
         _spread(report.ratio, 2, ranged),
-        f"{report.tau:.2f}",
+        f"{report.tau:.2f}" if report.tau else "-",
     )
     peak = report.memory.peak
     held = f"{_mib(report.memory.weights + report.memory.draft)} weights, "

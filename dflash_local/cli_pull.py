@@ -33,7 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a name from dflash-local list, or a repository ORG/NAME")
     parser.add_argument("--draft", metavar="ORG/NAME", help="fetch this draft too, or instead")
     parser.add_argument("--backend", choices=("mlx", "torch"), help="whose target; default: ours")
-    parser.add_argument("--weights", metavar="KIND", help="which target, by its WEIGHTS in list")
+    parser.add_argument(
+        "--weights", metavar="KIND", help="which target: bf16, nf4, ... (list --json)"
+    )
     parser.add_argument("--revision", default="", metavar="COMMIT", help="of a repository ORG/NAME")
     parser.add_argument(
         "--update", action="store_true", help="look for newer files of what is here"

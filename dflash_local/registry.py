@@ -74,7 +74,7 @@ def find(name: str) -> Pair:
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UnknownModel(
         f"There is no model called {_short(name)}.",
-        f"{guess}See dflash-local list; a folder works too: --target FOLDER --draft FOLDER.",
+        f"{guess}See dflash-local list; a folder works too, or a repository ORG/NAME.",
     )
 
 

@@ -135,7 +135,7 @@ def backend_name(asked: str | None = None) -> str:
     extra = "mlx" if "mlx" in order and (asked or apple) else "cuda"
     raise BackendUnavailable(
         f"{'MLX' if extra == 'mlx' else 'PyTorch'} is not installed here.",
-        f"Run pip install 'dflash-local[{extra}]'.",
+        f"Run pip install 'dflash-local[{extra}]', in a clone pip install -e '.[{extra}]'.",
     )
 
 
