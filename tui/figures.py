@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.chat import Answer, End
-
-ENDS: dict[End, str] = {
-    "stop": "stopped by eos",
-    "stop_string": "stopped by a stop string",
-    "length": "stopped at the token limit",
-    "context": "the context is full",
-    "cancelled": "stopped by you",
-    "error": "broken off",
-    "interrupted": "interrupted",
-}
+from dflash_local.chat import ENDS, Answer
 
 
 def count(number: int) -> str:
@@ -21,6 +11,18 @@ def count(number: int) -> str:
         return str(number)
     thousands = number / 1000
     return f"{thousands:.1f}k" if thousands < 10 else f"{thousands:.0f}k"
+
+
+def turns(number: int) -> str:
+    """``1 turn``, ``2 turns``."""
+    return f"{number} turn{'' if number == 1 else 's'}"
+
+
+def how_to_go_on(answer: Answer) -> str:
+    """What can be done about an answer that was cut off; empty where it was not."""
+    if answer.end == "context":
+        return "The context is full: /continue leaves the oldest turns out and goes on."
+    return "/continue goes on from here." if answer.can_go_on else ""
 
 
 def gigabytes(size: int) -> str:

@@ -17,6 +17,7 @@ from textual.widgets import Static
 
 from dflash_local.chat import Conversation, Turn
 
+from . import figures
 from .commands import REGISTRY
 from .reply import Reply
 from .visible import visible
@@ -96,6 +97,9 @@ class Transcript(VerticalScroll):
         if self._first:
             widgets.insert(0, self._earlier())
         await self.mount_all(widgets)
+        last = widgets[-1] if widgets else None
+        if isinstance(last, Reply) and last.answer is not None and not last.answer.error:
+            last.notice(figures.how_to_go_on(last.answer))
         self.follow()
 
     async def add(self, *widgets: Widget) -> None:

@@ -19,10 +19,11 @@ from dflash_local.events import Round
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
 from dflash_local.tui import clipboard, figures
+from dflash_local.tui.app import parser
 from dflash_local.tui.blocks import BlockScanner
 from dflash_local.tui.chat_settings import SETTINGS
 from dflash_local.tui.commands import REGISTRY
-from dflash_local.tui.goodbye import command_to_go_on
+from dflash_local.tui.goodbye import Given, command_to_go_on
 from dflash_local.tui.help import CHAT_FILE, help_text, keys_help, keys_name
 from dflash_local.tui.key_line import key_line
 from dflash_local.tui.machine import fits, memory_here
@@ -242,8 +243,11 @@ def test_the_help_lists_every_key_command_setting_and_figure() -> None:
     assert set(CHAT_FILE) == {f.name for f in fields(Settings)}
     assert all(f"{name} {words}" in shown for name, words in CHAT_FILE.items())
     for figure in ("tau", "draft rate", "d_i", "full blocks", "tok/s", "x", "first token"):
-        assert f"* {figure}: " in shown
-    assert all(len(line) < 100 for line in help_text(REGISTRY, {}).splitlines())
+        assert f" {figure}: " in shown
+    lines, _, told = help_text(REGISTRY, {}).partition("FIGURES\n")
+    assert all(len(line) < 100 for line in lines.splitlines())
+    # One line a figure: the screen breaks it where it ends.
+    assert all(": " in line[:20] and "*" not in line for line in told.splitlines())
 
 
 def test_every_action_can_be_given_another_key() -> None:
@@ -270,13 +274,35 @@ def test_the_command_to_go_on_works_from_where_the_user_is(
     monkeypatch.setenv("PATH", os.defpath)
     for folder in (tmp_path, tmp_path / "my project", program.parent, Path("/")):
         monkeypatch.chdir(folder)
-        command = command_to_go_on("a pair", str(program))
+        command = command_to_go_on("a pair", started=str(program))
         subprocess.run(command, shell=True, check=True)
         assert (tmp_path / "said").read_text() == "ran --continue --model a pair\n"
         (tmp_path / "said").unlink()
     monkeypatch.chdir(tmp_path / "my project")
-    assert command_to_go_on("demo", str(program)) == ".venv/bin/dflash-chat --continue"
+    assert command_to_go_on("demo", started=str(program)) == ".venv/bin/dflash-chat --continue"
     monkeypatch.setenv("PATH", str(program.parent))
-    assert command_to_go_on("demo", str(program)) == "dflash-chat --continue"
-    module = command_to_go_on("demo", "/somewhere/app.py")
+    assert command_to_go_on("demo", started=str(program)) == "dflash-chat --continue"
+    module = command_to_go_on("demo", started="/somewhere/app.py")
     assert module == shlex.join([sys.executable, "-m", "dflash_local.tui.app", "--continue"])
+
+
+@pytest.mark.parametrize(
+    ("line", "pair", "again"),
+    [
+        ("--draft drafts/mine", "demo", "--draft drafts/mine"),
+        ("--model qwen3-4b --draft none", "qwen3-4b", "--model qwen3-4b --draft none"),
+        ("--draft drafts/mine", "qwen3-4b", "--model qwen3-4b"),  # switched in the chat
+        (
+            "--context 512 --backend torch --plain --no-mouse hello",
+            "demo",
+            "--backend torch --context 512 --plain --no-mouse",
+        ),
+        ("--continue --system Hi", "demo", ""),
+    ],
+)
+def test_going_on_loads_what_was_loaded(line: str, pair: str, again: str) -> None:
+    command = command_to_go_on(pair, Given.of(parser().parse_args(shlex.split(line))))
+    words = command.partition(" --continue")[2].strip()
+    assert words == again
+    once_more = parser().parse_args(["--continue", *shlex.split(words)])
+    assert command_to_go_on(pair, Given.of(once_more)) == command
