@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dflash_local.events import Round
+from dflash_local.chat import Answer
+from dflash_local.events import Round, Usage
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
 from dflash_local.tui import clipboard, figures
@@ -27,6 +28,7 @@ from dflash_local.tui.goodbye import Given, command_to_go_on
 from dflash_local.tui.help import CHAT_FILE, help_text, keys_help, keys_name
 from dflash_local.tui.key_line import key_line
 from dflash_local.tui.machine import fits, memory_here
+from dflash_local.tui.offer import offer
 from dflash_local.tui.ribbon import Cell, level, ribbon
 from dflash_local.tui.settings import Settings
 from dflash_local.tui.stats_panel import PanelValues, bar, panel
@@ -195,11 +197,63 @@ def test_without_a_tool_the_terminal_is_asked_and_it_is_said(
 def test_what_fits() -> None:
     from dflash_local.registry import registry
 
-    pairs = registry().values()
     assert memory_here() >= 0
-    assert all(fits(pair, 0) for pair in pairs)
-    assert fits(registry()["demo"], 2_000_000_000)
-    assert not all(fits(pair, 2_000_000_000) for pair in pairs)
+    demo = registry()["demo"]
+    assert fits(demo.targets[0], demo.draft, 0)
+    assert fits(demo.targets[0], demo.draft, 2_000_000_000)
+    assert not fits(demo.targets[0], demo.draft, 100_000_000)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_an_offer_is_of_the_target_that_would_be_pulled(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_local import registry, select
+
+    monkeypatch.setattr(select, "backend_name", lambda asked=None: backend)
+    monkeypatch.setattr(registry, "files_dir", lambda files: None)
+    pairs = registry.registry().values()
+    for pair in pairs:
+        offered, targets = offer(pair), pair.targets_for(backend)
+        assert offered.possible == bool(targets)
+        if not targets:
+            assert "not for this machine" in offered.line
+            continue
+        sizes = [targets[0].approx_bytes, pair.draft.approx_bytes]
+        assert offered.download == (sum(sizes) if all(sizes) else 0)
+        assert ("size unknown" in offered.line) == (not all(sizes))
+        assert bool(offered.question) == (not all(sizes) or sum(sizes) > 1e9)
+    assert not all(offer(pair).possible for pair in pairs) or backend == "mlx"
+
+
+PARKED = StatsSummary(rounds=30, plain_rounds=26, tokens=43, drafted=20, accepted=8, tau=4.0)
+
+
+def test_parked_drafting_is_told_instead_of_its_few_rounds() -> None:
+    usage = Usage(9, 0, 44, 0, 10.0, 1000.0)
+    answer = Answer(end="stop", usage=usage, stats=PARKED, speedup=0.7)
+    mostly = replace(answer, stats=replace(PARKED, plain_rounds=10))
+    for words in (figures.footer, figures.sentence):
+        assert "drafting parked" in words(answer)
+        assert "accepted" not in words(answer)
+        assert "drafting parked" not in words(mostly)
+        assert "accepted" in words(mostly)
+    values = Status(tok_s=8.1, ratio=0.7, tau=4.0, draft_rate=0.43, parked=True)
+    assert status(values, 100).plain.startswith("8.1 tok/s  0.7× est.  parked: drafting does not")
+    assert "4.0" not in status(values, 100).plain
+    assert status(values, 40).plain == "8.1 tok/s  0.7× est.  parked"
+    for mode in ("compact", "full"):
+        assert figures.PARKED in panel(PanelValues(PARKED, parked=True), mode, 100).plain
+        assert figures.PARKED not in panel(PanelValues(PARKED), mode, 100).plain
+
+
+def test_a_narrow_panel_has_one_column() -> None:
+    rates = tuple(PositionRate(number, 5, 9) for number in range(1, 9))
+    summary = replace(PARKED, positions=rates, histogram=(0, 3, 4, 5))
+    assert " | " in panel(PanelValues(summary), "full", 80).plain
+    lines = panel(PanelValues(summary), "full", 44).plain.splitlines()
+    assert sum(line.startswith("d") for line in lines) == 8
+    assert all(len(line) <= 42 and "|" not in line for line in lines[2:])
 
 
 @pytest.mark.parametrize("generating", [False, True])
