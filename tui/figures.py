@@ -22,9 +22,9 @@ def mostly_parked(stats: StatsSummary) -> bool:
     return stats.drafted > 0 and 2 * stats.plain_rounds > stats.rounds
 
 
-def turns(number: int) -> str:
-    """``1 turn``, ``2 turns``."""
-    return f"{number} turn{'' if number == 1 else 's'}"
+def turns(number: int, which: str = "") -> str:
+    """``1 turn``, ``2 turns``, ``2 earlier turns``."""
+    return f"{number} {which}turn{'' if number == 1 else 's'}"
 
 
 def how_to_go_on(answer: Answer) -> str:

@@ -183,7 +183,7 @@ class Transcript(VerticalScroll):
         return reply
 
     def _earlier(self) -> Note:
-        return Note(f"{self._first} earlier turns: scroll up", classes="earlier")
+        return Note(f"{figures.turns(self._first, 'earlier ')}: scroll up", classes="earlier")
 
     async def _load_earlier(self) -> None:
         first = max(0, self._first - MORE)
