@@ -28,6 +28,17 @@ Far apart, as the caches have to be read anew whenever a turn goes.
 End = Reason | Literal["error", "interrupted"]
 """How an answer ended: ``error`` when the engine broke off, ``interrupted`` when the app did."""
 
+ENDS: dict[End, str] = {
+    "stop": "stopped by eos",
+    "stop_string": "stopped by a stop string",
+    "length": "stopped at the token limit",
+    "context": "the context is full",
+    "cancelled": "stopped by you",
+    "error": "broken off",
+    "interrupted": "interrupted",
+}
+"""The same in words."""
+
 
 class Answers(Protocol):
     """What a chat needs of an engine or a service."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TextIO
 
+from dflash_local.chat import ENDS
 from dflash_local.cli_load import (
     block_argument,
     load_arguments,
@@ -88,20 +89,11 @@ def _as_json(events: Iterable[Event]) -> int:
     return 0
 
 
-_ENDS = {
-    "stop": "the end of the answer",
-    "stop_string": "a stop string",
-    "length": "the token limit",
-    "context": "the end of the context",
-    "cancelled": "you",
-}
-
-
 def footer(done: Done) -> str:
     """The figures of an answer in one line."""
     stats, usage = done.stats, done.usage
     parts = [f"{usage.completion_tokens} tok", f"{stats.tok_s:.0f} tok/s"]
     if stats.drafted:
         parts += [f"tau {stats.tau:.2f}", f"{stats.draft_rate:.0%} of drafts accepted"]
-    parts += [f"first token {usage.prefill_ms / 1000:.2f} s", f"stopped by {_ENDS[done.reason]}"]
+    parts += [f"first token {usage.prefill_ms / 1000:.2f} s", ENDS[done.reason]]
     return " · ".join(parts)

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -25,7 +25,7 @@ from dflash_local.sessions import Session, SessionError, SessionStore
 
 from .chat_screen import ChatScreen, Look
 from .commands import REGISTRY
-from .goodbye import DEFAULT_PAIR, say_goodbye
+from .goodbye import DEFAULT_PAIR, Given, say_goodbye
 from .help import keys_help, keys_name
 from .settings import load_settings
 from .themes import of_terminal
@@ -51,6 +51,8 @@ class Options:
     """Sent at the start."""
     screenshot: str = ""
     """A file for a picture of the first answer, after which the app leaves."""
+    given: Given = field(default_factory=Given)
+    """For the command that goes on."""
 
 
 class DflashApp(App[int]):
@@ -167,7 +169,7 @@ def run(
             from .plain import PlainChat
 
             session, words = first_session(pair, options)
-            chat = PlainChat(service, pair, session, sys.stdin, sys.stdout)
+            chat = PlainChat(service, pair, session, sys.stdin, sys.stdout, options.given)
             return chat.run(options.prompt, words)
         app = DflashApp(service, pair, options, openers)
         app.run(
@@ -179,7 +181,7 @@ def run(
         )
         screen = app.chat_screen
         answer = None if options.inline else screen.chat.last
-        say_goodbye(screen.session, answer, screen.pair)
+        say_goodbye(screen.session, answer, screen.pair, options.given)
         return app.return_code or 0
 
 
@@ -227,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         system=args.system,
         prompt=args.prompt,
         screenshot=args.screenshot,
+        given=Given.of(args),
     )
     try:
         return _chat(args, options)

@@ -25,6 +25,7 @@ from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.sessions import Session, SessionStore
 
+from . import figures
 from .answering import Answering
 from .body import CopyCode
 from .client import Update
@@ -309,10 +310,8 @@ class ChatScreen(Screen[None]):
             if isinstance(update.error, ContextFull):
                 again = " /room leaves the oldest turns out, then Ctrl+R answers."
             reply.notice(f"{update.error}{again}")
-        elif answer is not None and answer.end == "context":
-            reply.notice("The context is full: /continue leaves the oldest turns out and goes on.")
-        elif answer is not None and answer.can_go_on:
-            reply.notice("/continue goes on from here.")
+        elif answer is not None and (words := figures.how_to_go_on(answer)):
+            reply.notice(words)
         trouble = self.session.trouble()
         if trouble is not None:
             self.tell(str(trouble), severity="error")

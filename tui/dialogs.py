@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -60,6 +62,13 @@ class ChooseDialog(ModalScreen[str | None]):
             yield Static(Content(visible(self._title)))
             yield OptionList(*options)
             yield Static(Content(visible(self._hint)))
+
+    def on_resize(self, event: events.Resize) -> None:
+        """The list takes what the words around it leave, so that the hint is always seen."""
+        width = min(100, event.size.width * 9 // 10) - 4
+        words = sum(len(textwrap.wrap(text, width)) for text in (self._title, self._hint))
+        room = event.size.height * 9 // 10 - 2 - words
+        self.query_one(OptionList).styles.max_height = min(20, max(2, room))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Return the choice."""

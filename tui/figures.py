@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from dflash_local.chat import Answer, End
-
-ENDS: dict[End, str] = {
-    "stop": "stopped by eos",
-    "stop_string": "stopped by a stop string",
-    "length": "stopped at the token limit",
-    "context": "the context is full",
-    "cancelled": "stopped by you",
-    "error": "broken off",
-    "interrupted": "interrupted",
-}
+from dflash_local.chat import ENDS, Answer
+from dflash_local.stats import StatsSummary
 
 
 def count(number: int) -> str:
@@ -21,6 +12,26 @@ def count(number: int) -> str:
         return str(number)
     thousands = number / 1000
     return f"{thousands:.1f}k" if thousands < 10 else f"{thousands:.0f}k"
+
+
+PARKED = "parked: drafting does not pay here"
+
+
+def mostly_parked(stats: StatsSummary) -> bool:
+    """Whether a draft was tried, and most rounds went without: its rates tell of few rounds."""
+    return stats.drafted > 0 and 2 * stats.plain_rounds > stats.rounds
+
+
+def turns(number: int, which: str = "") -> str:
+    """``1 turn``, ``2 turns``, ``2 earlier turns``."""
+    return f"{number} {which}turn{'' if number == 1 else 's'}"
+
+
+def how_to_go_on(answer: Answer) -> str:
+    """What can be done about an answer that was cut off; empty where it was not."""
+    if answer.end == "context":
+        return "The context is full: /continue leaves the oldest turns out and goes on."
+    return "/continue goes on from here." if answer.can_go_on else ""
 
 
 def gigabytes(size: int) -> str:
@@ -56,8 +67,11 @@ def footer(answer: Answer, *, estimated: bool = False) -> str:
         if stats.drafted:
             if answer.speedup:
                 parts.append(ratio(answer.speedup, estimated=estimated))
-            parts.append(f"τ {stats.tau:.1f}")
-            parts.append(f"{100 * stats.draft_rate:.0f}% drafts accepted")
+            if mostly_parked(stats):
+                parts.append("drafting parked")
+            else:
+                parts.append(f"τ {stats.tau:.1f}")
+                parts.append(f"{100 * stats.draft_rate:.0f}% drafts accepted")
         parts.append(f"first token {seconds(usage.prefill_ms / 1000)}")
     parts.append(ENDS[answer.end])
     return " · ".join(parts)
@@ -71,7 +85,9 @@ def sentence(answer: Answer) -> str:
     words = f"{answer.usage.completion_tokens} tokens"
     if stats.rounds:
         words += f" at {stats.tok_s:.0f} tokens per second"
-    if stats.drafted:
+    if mostly_parked(stats):
+        words += ", drafting parked"
+    elif stats.drafted:
         words += (
             f", {stats.tau:.1f} tokens per round, "
             f"{100 * stats.draft_rate:.0f} percent of drafts accepted"

@@ -1,4 +1,4 @@
-"""What stays on the terminal after the full screen: the last reply, and how to go on."""
+"""What is said on leaving: the last reply where a screen hid it, and how to go on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import shlex
 import shutil
 import sys
+from argparse import Namespace
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_local.chat import Answer
@@ -15,27 +17,59 @@ from dflash_local.sessions import Session
 from .visible import visible
 
 DEFAULT_PAIR = "demo"
+_VALUES = ("backend", "context")
+_FLAGS = ("plain", "no_mouse", "low_bandwidth", "ascii", "inline")
 
 
-def say_goodbye(session: Session, answer: Answer | None, pair: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arguments of the command line that hold for going on as well."""
+
+    pair: str = ""
+    draft: str | None = None
+    """In place of the pair's own; it goes with no other pair."""
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, args: Namespace) -> Given:
+        """Those among the parsed arguments of ``dflash-chat``."""
+        values = ((name, getattr(args, name)) for name in _VALUES)
+        others = [word for name, value in values if value for word in (f"--{name}", str(value))]
+        flags = [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(args, name)]
+        return cls(args.model, args.draft, (*others, *flags))
+
+    def arguments(self, pair: str) -> list[str]:
+        """What loads ``pair`` as it was loaded."""
+        model = [] if pair == DEFAULT_PAIR else ["--model", pair]
+        draft = ["--draft", self.draft] if self.draft and pair == self.pair else []
+        return [*model, *draft, *self.others]
+
+
+def say_goodbye(session: Session, answer: Answer | None, pair: str, given: Given) -> None:
     """The full screen hides what was said; leave the last reply on the terminal."""
     if answer is not None and answer.text:
         print(visible(answer.text).rstrip())  # noqa: T201
-    if os.path.exists(session.path):
-        print(f"Saved in {session.path}")  # noqa: T201
-        print(f"To go on: {command_to_go_on(pair)}")  # noqa: T201
+    for line in where_it_is(session, pair, given):
+        print(line)  # noqa: T201
 
 
-def command_to_go_on(pair: str, started: str | None = None) -> str:
+def where_it_is(session: Session, pair: str, given: Given) -> list[str]:
+    """Where the chat is saved and how it goes on; nothing where it is not saved."""
+    if not os.path.exists(session.path):
+        return []
+    return [f"Saved in {session.path}", f"To go on: {command_to_go_on(pair, given)}"]
+
+
+def command_to_go_on(pair: str, given: Given | None = None, started: str | None = None) -> str:
     """A command that works in the working folder.
 
     Args:
         pair: what the chat ran on.
+        given: how the chat was started.
         started: the program as it was started; None takes this process's own.
     """
     program = _program(Path(started if started is not None else sys.argv[0]))
-    model = [] if pair == DEFAULT_PAIR else ["--model", pair]
-    return shlex.join([*program, "--continue", *model])
+    return shlex.join([*program, "--continue", *(given or Given()).arguments(pair)])
 
 
 def _program(started: Path) -> list[str]:

@@ -42,8 +42,9 @@ def keys_name(keys: str) -> str:
 
 
 def definitions() -> list[str]:
-    """What each number means."""
-    return [*(stats.__doc__ or "").partition("\n\n")[2].strip().splitlines()]
+    """What each number means, one a line."""
+    entries = (stats.__doc__ or "").partition("\n* ")[2].split("\n* ")
+    return [" ".join(entry.split()) for entry in entries]
 
 
 def settings_help() -> list[str]:

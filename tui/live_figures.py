@@ -8,6 +8,7 @@ from dflash_local.backend import BackendInfo, MemoryFigures
 from dflash_local.chat import Answer
 from dflash_local.events import Prefill, Round
 
+from . import figures
 from .answering import Answering
 from .stats_panel import PanelValues, StatsPanel
 from .status_line import Status, StatusLine
@@ -69,6 +70,7 @@ class LiveFigures:
                 estimated=self.estimated,
                 tau=summary.tau if drafted else None,
                 draft_rate=summary.draft_rate if drafted else None,
+                parked=rounds[-1].parked,
                 cells=tuple(self._answering.cells),
                 position=rounds[-1].position,
             )
@@ -81,7 +83,8 @@ class LiveFigures:
         if stats is not None and stats.rounds:
             plain = self.plain_tok_s
             ratio = stats.tok_s / plain if plain and stats.drafted else None
-            self._status = replace(self._status, tok_s=stats.tok_s, ratio=ratio)
+            parked = self._status.parked or figures.mostly_parked(stats)
+            self._status = replace(self._status, tok_s=stats.tok_s, ratio=ratio, parked=parked)
         self._show(replace(self._status, state=""))
         self.show_panel(answer)
 
@@ -96,6 +99,7 @@ class LiveFigures:
                 plain_tok_s=self.plain_tok_s,
                 estimated=self.estimated,
                 memory=self.memory,
+                parked=self._status.parked,
                 usage=answer.usage if answer is not None else self._answering.usage,
             )
         )

@@ -11,6 +11,9 @@ from dflash_local.events import LoadProgress
 
 from .visible import visible
 
+LOADED = "ready"
+"""The stage that a backend ends with; the pair is measured after it, so nobody is told it."""
+
 
 class LoadingCard(Vertical):
     """A line of text and a bar."""

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from functools import cache
 
-from dflash_local.pairs import Pair
+from dflash_local.pairs import Files
 
 _SHARE = 0.75
 """Of the memory that a model may take, the system and the context taking the rest."""
@@ -23,9 +23,8 @@ def memory_here() -> int:
     return 0
 
 
-def fits(pair: Pair, memory: int) -> bool:
+def fits(target: Files, draft: Files, memory: int) -> bool:
     """Whether target and draft leave room; true where a size is not known."""
-    sizes = [files.approx_bytes for files in pair.targets if files.approx_bytes]
-    if not memory or not sizes:
+    if not memory or not target.approx_bytes:
         return True
-    return min(sizes) + pair.draft.approx_bytes <= _SHARE * memory
+    return target.approx_bytes + draft.approx_bytes <= _SHARE * memory

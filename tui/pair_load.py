@@ -12,7 +12,7 @@ from dflash_local.service_wire import ServiceOpener
 
 from . import figures
 from .loader import Loader
-from .loading import LoadingCard
+from .loading import LOADED, LoadingCard
 from .transcript import Note
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class PairLoad:
 
     def step(self, progress: LoadProgress) -> None:
         """The load got further."""
+        if progress.stage == LOADED:
+            return
         for card in self._screen.query(LoadingCard):
             card.show(progress)
 

@@ -24,8 +24,10 @@ from dflash_local.sessions import Session
 
 from . import figures
 from .commands import REGISTRY
+from .goodbye import Given, where_it_is
+from .loading import LOADED
 from .plain_commands import COMMANDS
-from .visible import visible
+from .visible import one_line, visible
 
 
 class PlainChat:
@@ -37,6 +39,7 @@ class PlainChat:
         session: where the chat is saved.
         source: where the user's lines come from; None where that is closed.
         target: where everything goes; None where that is closed.
+        given: for the command that goes on.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class PlainChat:
         session: Session,
         source: TextIO | None,
         target: TextIO | None,
+        given: Given | None = None,
     ) -> None:
         self.service = service
         self._source = source = source or io.StringIO()
@@ -61,11 +65,19 @@ class PlainChat:
         self.leaving = False
         """The user asked to leave."""
         self._stage = ""
+        self._given = given or Given()
 
     def run(self, first: str = "", words: str = "") -> int:
         """Say ``words``, chat until the input ends or nobody reads the output any more."""
         try:
-            self._run(first, words)
+            try:
+                self._run(first, words)
+            except KeyboardInterrupt:
+                self.say("")  # what follows ^C belongs on a line of its own
+                raise
+            finally:
+                for line in where_it_is(self.session, self.pair, self._given):
+                    self.say(line)
         except OSError as error:
             self._drop_output()
             if not isinstance(error, BrokenPipeError):
@@ -77,6 +89,8 @@ class PlainChat:
     def _run(self, first: str, words: str) -> None:
         if words:
             self.say(words)
+        if self.chat.conversation.turns:
+            self.say_where()
         self.say(f"Loading {self.pair}.")
         info = self.service.wait(self._progress)
         draft = f" with {info.draft}" if info.draft else ""
@@ -107,13 +121,23 @@ class PlainChat:
             record=session,
         )
 
+    def say_where(self) -> None:
+        """Which chat this is, and what can be done about its last answer."""
+        conversation, last = self.chat.conversation, self.chat.last
+        title = one_line(conversation.title, 60)
+        self.say(f"Going on with: {title}, {figures.turns(len(conversation.turns))}.")
+        if last is not None and (words := figures.how_to_go_on(last)):
+            self.say(words)
+
     def _command(self, text: str) -> None:
         """Run a slash command; an unknown one is never sent."""
         try:
             action, argument = REGISTRY.parse(text)
             run = COMMANDS.get(action.slash)
             if run is None:
-                self.say(f"/{action.slash} needs the full screen: start without --plain.")
+                self.say(
+                    f"/{action.slash} needs the full screen: start in a terminal, without --plain."
+                )
             else:
                 run(self, argument)
         except DflashError as error:
@@ -122,7 +146,7 @@ class PlainChat:
             self.say(str(error))
 
     def _progress(self, event: LoadProgress) -> None:
-        if event.stage != self._stage:
+        if event.stage not in (self._stage, LOADED):
             self._stage = event.stage
             self.say(f"Loading: {event.stage}.")
 
@@ -134,9 +158,6 @@ class PlainChat:
         except EOFError:
             self.say("")  # the shell's prompt belongs on a line of its own
             return ""
-        except KeyboardInterrupt:
-            self.say("")
-            raise
 
     def turn(self, text: str, make: Callable[[], Iterator[Event]]) -> None:
         """Answer ``text``, or go on where it is empty."""

@@ -90,13 +90,13 @@ def _load(plain: PlainChat, argument: str) -> None:
     if not argument:
         for number, info in enumerate(infos, 1):
             when = time.strftime("%d %b %H:%M", time.localtime(info.changed))
-            plain.say(f"{number}. {when}, {info.turns} turns: {one_line(info.title, 50)}")
+            plain.say(f"{number}. {when}, {figures.turns(info.turns)}: {one_line(info.title, 50)}")
         plain.say("/load and a number opens one." if infos else "There is no saved chat yet.")
         return
     if not (argument.isdecimal() and 1 <= int(argument[:9]) <= len(infos)):
         raise OptionError(f"There is no saved chat {argument[:20]}.", "/load lists them.")
     plain.go_to(store.open(infos[int(argument) - 1].path))
-    plain.say(f"Going on with: {one_line(plain.chat.conversation.title, 60)}")
+    plain.say_where()
 
 
 def _save(plain: PlainChat, argument: str) -> None:

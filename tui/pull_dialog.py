@@ -57,25 +57,28 @@ class PullDialog(ModalScreen[bool]):
             self.status = status
             self.words = words
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, question: str = "") -> None:
         super().__init__()
         self._pair = name
+        self._question = question
         self._process: subprocess.Popen[str] | None = None
+        self._title = Static(Content(visible(question)))
         self._words = Static()
         self._bar = ProgressBar(total=None, show_eta=False)
-        self._hint = Static(Content("Esc cancels; what is here is kept for the next time."))
+        self._hint = Static(Content("Enter downloads it · Esc closes"))
 
     def compose(self) -> ComposeResult:
         """Words, bar, hint."""
         with Vertical():
-            yield Static(Content(visible(f"Downloading {self._pair}")))
+            yield self._title
             yield self._words
             yield self._bar
             yield self._hint
 
     def on_mount(self) -> None:
-        """Start."""
-        self.action_again()
+        """Start, unless there is something to ask before."""
+        if not self._question:
+            self.action_again()
 
     def on_unmount(self) -> None:
         """Leave no download behind."""
@@ -85,6 +88,8 @@ class PullDialog(ModalScreen[bool]):
         """Start, or go on where it stopped."""
         if self._process is not None:
             return
+        self._title.update(Content(visible(f"Downloading {self._pair}")))
+        self._hint.update(Content("Esc cancels; what is here is kept for the next time."))
         self._process = subprocess.Popen(
             command(self._pair),
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,8 @@ FEW = 8
 """Rounds below which a rate is shown dim: too few to mean much."""
 WIDE = 110
 """Columns from which the panel takes its own room instead of lying over the chat."""
+NARROW = 60
+"""Columns below which its columns stand below each other."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -32,6 +34,7 @@ class PanelValues:
     plain_tok_s: float | None = None
     estimated: bool = True
     memory: MemoryFigures | None = None
+    parked: bool = False
     usage: Usage | None = None
 
 
@@ -48,6 +51,9 @@ def panel(values: PanelValues, mode: str, width: int, *, ascii_only: bool = Fals
     if mode == "compact":
         return Content("\n").join(_head(values))
     summary = values.summary
+    if width < NARROW:
+        columns = [*_positions(summary, 10, ascii_only), *_histogram(summary, 10, ascii_only)]
+        return Content("\n").join([*_head(values), *_rest(values), *columns])
     if width < WIDE:  # short bars, so that the columns still stand side by side
         positions = _positions(summary, 10, ascii_only)
         columns = _beside(positions, _histogram(summary, 10, ascii_only), 28)
@@ -76,7 +82,7 @@ def _head(values: PanelValues) -> list[Content]:
         f"accept  τ {summary.tau:.2f}  draft {100 * summary.draft_rate:.0f}%  "
         f"rounds {summary.rounds}  full blocks {100 * full:.0f}%"
     )
-    return [Content(speed), Content(accept)]
+    return [Content(speed), Content(accept), *([Content(figures.PARKED)] if values.parked else [])]
 
 
 def _positions(summary: StatsSummary, width: int, ascii_only: bool) -> list[Content]:

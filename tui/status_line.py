@@ -26,6 +26,8 @@ class Status:
     estimated: bool = True
     tau: float | None = None
     draft_rate: float | None = None
+    parked: bool = False
+    """Drafting rests; the rates are of the rounds before."""
     cells: tuple[Cell, ...] = ()
     block: int = 1
     position: int = 0
@@ -46,9 +48,12 @@ def status(values: Status, width: int, *, ascii_only: bool = False) -> Content:
     if values.ratio is not None:
         mark = " est." if values.estimated else ""
         head.append(f"{values.ratio:.1f}{times}{mark}")
-    if values.tau is not None:
+    if values.parked:
+        words = "  ".join([*head, figures.PARKED])
+        head.append(figures.PARKED if len(words) <= width else figures.PARKED.partition(":")[0])
+    elif values.tau is not None:
         head.append(f"{tau} {values.tau:.1f}")
-    if values.draft_rate is not None:
+    if values.draft_rate is not None and not values.parked:
         head.append(f"{100 * values.draft_rate:.0f}%")
     tail: list[str] = []
     if values.context:

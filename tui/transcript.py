@@ -17,6 +17,7 @@ from textual.widgets import Static
 
 from dflash_local.chat import Conversation, Turn
 
+from . import figures
 from .commands import REGISTRY
 from .reply import Reply
 from .visible import visible
@@ -96,6 +97,9 @@ class Transcript(VerticalScroll):
         if self._first:
             widgets.insert(0, self._earlier())
         await self.mount_all(widgets)
+        last = widgets[-1] if widgets else None
+        if isinstance(last, Reply) and last.answer is not None and not last.answer.error:
+            last.notice(figures.how_to_go_on(last.answer))
         self.follow()
 
     async def add(self, *widgets: Widget) -> None:
@@ -179,7 +183,7 @@ class Transcript(VerticalScroll):
         return reply
 
     def _earlier(self) -> Note:
-        return Note(f"{self._first} earlier turns: scroll up", classes="earlier")
+        return Note(f"{figures.turns(self._first, 'earlier ')}: scroll up", classes="earlier")
 
     async def _load_earlier(self) -> None:
         first = max(0, self._first - MORE)

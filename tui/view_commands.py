@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from dflash_local import registry
 from dflash_local.errors import OptionError
-from dflash_local.pairs import Pair
 
 from . import figures
 from .dialogs import Choice, ChooseDialog, TextDialog
 from .help import help_text
-from .machine import fits, memory_here
+from .machine import memory_here
+from .offer import offer
 from .themes import of_terminal
 from .visible import one_line
 
@@ -174,7 +174,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
         Choice(
             str(info.path),
             f"{time.strftime('%d %b %H:%M', time.localtime(info.changed))}  "
-            f"{one_line(info.title, 50):<50}  {info.turns:>3} turns  {info.model}",
+            f"{one_line(info.title, 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
         )
         for info in infos
     ]
@@ -194,16 +194,15 @@ async def choose_model(screen: ChatScreen, argument: str) -> None:
     if argument:
         await _switch(screen, argument)
         return
-    memory = memory_here()
-    pairs = list(registry.registry().values())
-    choices = [Choice(pair.name, _line(pair, memory)) for pair in pairs]
+    offers = sorted(map(offer, registry.registry().values()), key=lambda o: not o.possible)
+    choices = [Choice(o.pair.name, o.line, enabled=o.possible) for o in offers]
 
     async def chosen(name: str | None) -> None:
         if name is not None:
             await _switch(screen, name)
 
-    title = f"Models · this machine has {figures.gigabytes(memory)} of memory"
-    hint = "Enter loads it, after a download where needed · demo runs anywhere · Esc closes"
+    title = f"Models · this machine has {figures.gigabytes(memory_here())} of memory"
+    hint = "Enter chooses, and downloads where needed · Esc closes"
     screen.app.push_screen(ChooseDialog(title, choices, hint=hint), chosen)
 
 
@@ -223,28 +222,24 @@ async def _switch(screen: ChatScreen, name: str) -> None:
     await screen.load.reload(opener)
 
 
-def _line(pair: Pair, memory: int) -> str:
-    """Name, size, state and fit of a pair."""
-    here = any(registry.files_dir(files) is not None for files in pair.targets)
-    size = pair.targets[0].approx_bytes + pair.draft.approx_bytes
-    state = "on disk" if here else f"download {figures.gigabytes(size)}" if size else "download"
-    fit = "" if fits(pair, memory) else "  too large for this machine"
-    return f"{pair.name:<22} {pair.title[:36]:<36}  {state}{fit}"
-
-
 def pull(screen: ChatScreen, name: str) -> None:
     """Download a pair, then load it."""
     from .pull_dialog import PullDialog
 
     if not name:
         raise OptionError("Which model?", "Give its name; /model lists them.")
-    registry.find(name)
+    offered = offer(registry.find(name))
+    if not offered.possible:
+        raise OptionError(
+            f"{offered.pair.name} has no target for this machine's backend.",
+            "/model lists those that have one.",
+        )
 
     async def pulled(ready: bool | None) -> None:
         if ready:
             await _switch(screen, name)
 
-    screen.app.push_screen(PullDialog(name), pulled)
+    screen.app.push_screen(PullDialog(name, offered.question), pulled)
 
 
 async def reload(screen: ChatScreen, _: str) -> None:

@@ -85,6 +85,35 @@ async def test_cancel_ends_the_download(tmp_path: Path, monkeypatch: pytest.Monk
         assert driver.app.screen is driver.screen
 
 
+async def test_a_large_download_is_asked_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    script = PULL.format(state=str(shop.state), slow=-1)
+    monkeypatch.setattr(pull_dialog, "command", lambda name: [sys.executable, "-c", script])
+    async with chat() as driver:
+        driver.screen.openers = shop.open
+        for again in (False, True):
+            await driver.send("/pull qwen3-4b")
+            await driver.until(lambda: "Download qwen3-4b: size unknown?" in driver.words())
+            assert not shop.state.exists()
+            await driver.pilot.press("enter" if again else "escape")
+            await driver.pilot.pause()
+        await driver.until(lambda: "The server went away." in driver.words())
+        assert "Downloading qwen3-4b" in driver.words()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (44, 14)])
+async def test_the_models_and_their_keys_fit_on_the_screen(size: tuple[int, int]) -> None:
+    async with chat(size=size) as driver:
+        await driver.send("/model")
+        await driver.until(lambda: isinstance(driver.app.screen, ChooseDialog))
+        await driver.pilot.pause()
+        for words in ("Models", "demo", "Enter chooses", "Esc closes"):
+            assert words in driver.shown()
+        assert driver.shown().count("╰") == driver.shown().count("╭") == 1
+
+
 async def test_no_color_and_ascii_and_ansi(monkeypatch: pytest.MonkeyPatch) -> None:
     from dflash_local.tui.app import Options
 

@@ -412,6 +412,19 @@ async def test_continue_goes_on_in_place() -> None:
         assert len(driver.replies()) == 1
 
 
+async def test_an_opened_chat_tells_that_its_last_answer_can_go_on() -> None:
+    opener = ScriptedOpener(("word " * 60,))
+    for resume, hinted in ((False, True), (True, True), (True, False)):
+        async with chat(opener, options=Options(resume=resume)) as driver:
+            if not resume:
+                await driver.say("/set max 3")
+                await driver.say("go")
+            assert ("/continue goes on from here." in driver.words()) == hinted
+            if resume and hinted:
+                await driver.say("/set max off")
+                await driver.say("/continue")
+
+
 def test_ids_keys_and_slash_names_are_single() -> None:
     keys = [(a.where, key) for a in REGISTRY.actions if a.keys for key in a.keys.split(",")]
     assert len(keys) == len(set(keys))

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,17 +15,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dflash_local.events import Round
+from dflash_local.chat import Answer
+from dflash_local.events import Round, Usage
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
 from dflash_local.tui import clipboard, figures
+from dflash_local.tui.app import parser
 from dflash_local.tui.blocks import BlockScanner
 from dflash_local.tui.chat_settings import SETTINGS
 from dflash_local.tui.commands import REGISTRY
-from dflash_local.tui.goodbye import command_to_go_on
+from dflash_local.tui.goodbye import Given, command_to_go_on
 from dflash_local.tui.help import CHAT_FILE, help_text, keys_help, keys_name
 from dflash_local.tui.key_line import key_line
 from dflash_local.tui.machine import fits, memory_here
+from dflash_local.tui.offer import offer
 from dflash_local.tui.ribbon import Cell, level, ribbon
 from dflash_local.tui.settings import Settings
 from dflash_local.tui.stats_panel import PanelValues, bar, panel
@@ -194,11 +197,63 @@ def test_without_a_tool_the_terminal_is_asked_and_it_is_said(
 def test_what_fits() -> None:
     from dflash_local.registry import registry
 
-    pairs = registry().values()
     assert memory_here() >= 0
-    assert all(fits(pair, 0) for pair in pairs)
-    assert fits(registry()["demo"], 2_000_000_000)
-    assert not all(fits(pair, 2_000_000_000) for pair in pairs)
+    demo = registry()["demo"]
+    assert fits(demo.targets[0], demo.draft, 0)
+    assert fits(demo.targets[0], demo.draft, 2_000_000_000)
+    assert not fits(demo.targets[0], demo.draft, 100_000_000)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_an_offer_is_of_the_target_that_would_be_pulled(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_local import registry, select
+
+    monkeypatch.setattr(select, "backend_name", lambda asked=None: backend)
+    monkeypatch.setattr(registry, "files_dir", lambda files: None)
+    pairs = registry.registry().values()
+    for pair in pairs:
+        offered, targets = offer(pair), pair.targets_for(backend)
+        assert offered.possible == bool(targets)
+        if not targets:
+            assert "not for this machine" in offered.line
+            continue
+        sizes = [targets[0].approx_bytes, pair.draft.approx_bytes]
+        assert offered.download == (sum(sizes) if all(sizes) else 0)
+        assert ("size unknown" in offered.line) == (not all(sizes))
+        assert bool(offered.question) == (not all(sizes) or sum(sizes) > 1e9)
+    assert not all(offer(pair).possible for pair in pairs) or backend == "mlx"
+
+
+PARKED = StatsSummary(rounds=30, plain_rounds=26, tokens=43, drafted=20, accepted=8, tau=4.0)
+
+
+def test_parked_drafting_is_told_instead_of_its_few_rounds() -> None:
+    usage = Usage(9, 0, 44, 0, 10.0, 1000.0)
+    answer = Answer(end="stop", usage=usage, stats=PARKED, speedup=0.7)
+    mostly = replace(answer, stats=replace(PARKED, plain_rounds=10))
+    for words in (figures.footer, figures.sentence):
+        assert "drafting parked" in words(answer)
+        assert "accepted" not in words(answer)
+        assert "drafting parked" not in words(mostly)
+        assert "accepted" in words(mostly)
+    values = Status(tok_s=8.1, ratio=0.7, tau=4.0, draft_rate=0.43, parked=True)
+    assert status(values, 100).plain.startswith("8.1 tok/s  0.7× est.  parked: drafting does not")
+    assert "4.0" not in status(values, 100).plain
+    assert status(values, 40).plain == "8.1 tok/s  0.7× est.  parked"
+    for mode in ("compact", "full"):
+        assert figures.PARKED in panel(PanelValues(PARKED, parked=True), mode, 100).plain
+        assert figures.PARKED not in panel(PanelValues(PARKED), mode, 100).plain
+
+
+def test_a_narrow_panel_has_one_column() -> None:
+    rates = tuple(PositionRate(number, 5, 9) for number in range(1, 9))
+    summary = replace(PARKED, positions=rates, histogram=(0, 3, 4, 5))
+    assert " | " in panel(PanelValues(summary), "full", 80).plain
+    lines = panel(PanelValues(summary), "full", 44).plain.splitlines()
+    assert sum(line.startswith("d") for line in lines) == 8
+    assert all(len(line) <= 42 and "|" not in line for line in lines[2:])
 
 
 @pytest.mark.parametrize("generating", [False, True])
@@ -242,8 +297,11 @@ def test_the_help_lists_every_key_command_setting_and_figure() -> None:
     assert set(CHAT_FILE) == {f.name for f in fields(Settings)}
     assert all(f"{name} {words}" in shown for name, words in CHAT_FILE.items())
     for figure in ("tau", "draft rate", "d_i", "full blocks", "tok/s", "x", "first token"):
-        assert f"* {figure}: " in shown
-    assert all(len(line) < 100 for line in help_text(REGISTRY, {}).splitlines())
+        assert f" {figure}: " in shown
+    lines, _, told = help_text(REGISTRY, {}).partition("FIGURES\n")
+    assert all(len(line) < 100 for line in lines.splitlines())
+    # One line a figure: the screen breaks it where it ends.
+    assert all(": " in line[:20] and "*" not in line for line in told.splitlines())
 
 
 def test_every_action_can_be_given_another_key() -> None:
@@ -270,13 +328,35 @@ def test_the_command_to_go_on_works_from_where_the_user_is(
     monkeypatch.setenv("PATH", os.defpath)
     for folder in (tmp_path, tmp_path / "my project", program.parent, Path("/")):
         monkeypatch.chdir(folder)
-        command = command_to_go_on("a pair", str(program))
+        command = command_to_go_on("a pair", started=str(program))
         subprocess.run(command, shell=True, check=True)
         assert (tmp_path / "said").read_text() == "ran --continue --model a pair\n"
         (tmp_path / "said").unlink()
     monkeypatch.chdir(tmp_path / "my project")
-    assert command_to_go_on("demo", str(program)) == ".venv/bin/dflash-chat --continue"
+    assert command_to_go_on("demo", started=str(program)) == ".venv/bin/dflash-chat --continue"
     monkeypatch.setenv("PATH", str(program.parent))
-    assert command_to_go_on("demo", str(program)) == "dflash-chat --continue"
-    module = command_to_go_on("demo", "/somewhere/app.py")
+    assert command_to_go_on("demo", started=str(program)) == "dflash-chat --continue"
+    module = command_to_go_on("demo", started="/somewhere/app.py")
     assert module == shlex.join([sys.executable, "-m", "dflash_local.tui.app", "--continue"])
+
+
+@pytest.mark.parametrize(
+    ("line", "pair", "again"),
+    [
+        ("--draft drafts/mine", "demo", "--draft drafts/mine"),
+        ("--model qwen3-4b --draft none", "qwen3-4b", "--model qwen3-4b --draft none"),
+        ("--draft drafts/mine", "qwen3-4b", "--model qwen3-4b"),  # switched in the chat
+        (
+            "--context 512 --backend torch --plain --no-mouse hello",
+            "demo",
+            "--backend torch --context 512 --plain --no-mouse",
+        ),
+        ("--continue --system Hi", "demo", ""),
+    ],
+)
+def test_going_on_loads_what_was_loaded(line: str, pair: str, again: str) -> None:
+    command = command_to_go_on(pair, Given.of(parser().parse_args(shlex.split(line))))
+    words = command.partition(" --continue")[2].strip()
+    assert words == again
+    once_more = parser().parse_args(["--continue", *shlex.split(words)])
+    assert command_to_go_on(pair, Given.of(once_more)) == command

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.events import LoadProgress
 from dflash_local.service import Service
 from dflash_local.sessions import SessionStore, read
 from dflash_local.tui.app import Options, first_session
@@ -65,8 +70,8 @@ SAYS = {
     "/room": "There are no older turns to leave out.",
     "/undo": "Taken back: hi",
     "/new": "New chat.",
-    "/load": "1 turns: hi",
-    "/load 1": "Going on with: hi",
+    "/load": "1 turn: hi",
+    "/load 1": "Going on with: hi, 1 turn.",
     "/load 99": "There is no saved chat 99.",
     "/save": "Saved to ",
     "/stats": "Position 1: 100 percent of 1.",
@@ -92,7 +97,7 @@ def test_every_other_command_says_that_it_needs_the_full_screen() -> None:
     said, users = chat("".join(f"/{name} x\n" for name in others), ScriptedOpener())
     lines = said.splitlines()
     for name in others:
-        assert f"/{name} needs the full screen: start without --plain." in lines
+        assert f"/{name} needs the full screen: start in a terminal, without --plain." in lines
     assert users == []
 
 
@@ -100,6 +105,30 @@ def test_a_stopped_reply_goes_on_and_settings_hold() -> None:
     said, _ = chat("/set max 3\nhi\n/set max off\n/continue\n", ScriptedOpener(("Hello.",)))
     assert "Assistant: Hel\n" in said
     assert "Assistant: lo.\n" in said
+
+
+def test_going_on_says_with_which_chat_and_what_is_left_of_it() -> None:
+    source, target = io.StringIO("/set max 3\nhi\n"), io.StringIO()
+    for resume in (False, True):
+        session, _ = first_session("pair", Options(resume=resume))
+        with Service(ScriptedOpener(("Hello.",))) as service:
+            PlainChat(service, "pair", session, source, target).run()
+        if not resume:
+            source, target = io.StringIO("/continue\n/load\n/load 1\n"), io.StringIO()
+    first, _, later = target.getvalue().partition("Assistant: lo.\n")
+    hint = "/continue goes on from here."
+    assert f"Going on with: hi, 1 turn.\n{hint}\nLoading pair.\n" in first
+    assert "Going on with: hi, 1 turn.\n" in later
+    assert hint not in later
+
+
+def test_loading_is_told_in_order() -> None:
+    target = io.StringIO()
+    with Service(ScriptedOpener()) as service:
+        plain = PlainChat(service, "pair", first_session("pair", Options())[0], None, target)
+        for stage in ("loading the target", "ready", "measuring", "measuring"):
+            plain._progress(LoadProgress(stage, 0, 1))
+    assert target.getvalue() == "Loading: loading the target.\nLoading: measuring.\n"
 
 
 def test_a_new_chat_leaves_the_old_one_saved() -> None:
@@ -181,26 +210,65 @@ def test_a_full_disk_is_one_error() -> None:
     assert b"Exception ignored" not in done.stderr
 
 
+@needs_bash
+def test_the_end_of_a_pipe_tells_how_to_go_on() -> None:
+    said = shell("echo hi | chat").stdout.decode()
+    assert re.search(r"\nSaved in .*\.jsonl\nTo go on: .* --continue --model scripted\n$", said)
+    assert b"To go on" not in shell("printf '' | chat").stdout  # nothing was said, nothing saved
+
+
+LEAVING = """
+try:
+    status = run(opener, "scripted", Options(plain=True, prompt=sys.argv[1]))
+except KeyboardInterrupt:
+    status = 130
+sys.exit(status)
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
-def test_the_end_of_the_input_ends_the_line() -> None:
+@pytest.mark.parametrize(
+    ("at", "key", "status"),
+    [(b"You: ", b"\x04", 0), (b"You: ", b"\x03", 130), (b"Loading scripted", b"\x03", 130)],
+)
+def test_leaving_ends_the_line_and_tells_how_to_go_on(at: bytes, key: bytes, status: int) -> None:
+    import fcntl
     import pty
+    import termios
 
     leader, follower = pty.openpty()
+    program = PROGRAM.replace("assert wants_plain()", "").rpartition("sys.exit")[0] + LEAVING
+    if at.startswith(b"Loading"):
+        program = program.replace('("Hello there.",)', '("Hello there.",), load_ms=60_000')
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.replace("assert wants_plain()", ""), ""],
+        [sys.executable, "-c", program, "hi"],
         stdin=follower,
         stdout=follower,
         stderr=follower,
+        start_new_session=True,
+        preexec_fn=partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "dumb"},
     ) as process:
         os.close(follower)
         said = b""
-        while b"You: " not in said:
+        while at not in said:
             said += os.read(leader, 4096)
-        os.write(leader, b"\x04")
+        os.write(leader, key)
+        end = time.monotonic() + driver.PATIENCE
         with suppress(OSError):  # EIO: the other end is closed
-            while more := os.read(leader, 4096):
-                said += more
+            while time.monotonic() < end:
+                if select.select([leader], [], [], 5)[0]:
+                    if not (more := os.read(leader, 4096)):
+                        break
+                    said += more
+                elif said.endswith(at):  # readline, setting the terminal up, dropped it
+                    os.write(leader, key)
+        process.kill()
         os.close(leader)
-    assert process.returncode == 0
+    assert process.returncode == status
     assert said.endswith(b"\n")
+    assert b"Traceback" not in said
+    last = said.decode().replace("\r", "").splitlines()
+    if at == b"You: ":
+        assert last[-2].startswith("Saved in ")
+        assert last[-1].startswith("To go on: ")
