@@ -44,6 +44,11 @@ def chat_of(engine: Engine, store: SessionStore, **options: int) -> Chat:
     )
 
 
+def close(chat: Chat) -> None:
+    assert isinstance(chat.record, Session)
+    chat.record.close()
+
+
 def path_of(store: SessionStore) -> Path:
     (path,) = store.folder.glob("*.jsonl")
     return path
@@ -59,6 +64,7 @@ def test_a_chat_is_read_back_as_it_was(engine: Engine, store: SessionStore) -> N
     conversation, model = read(path_of(store))
     assert conversation == chat.conversation
     assert model == "pair"
+    close(chat)
     opened = store.open(path_of(store))
     assert opened.conversation == chat.conversation
     assert opened.conversation.turns[1].versions[1].answer is not None
@@ -87,7 +93,9 @@ def test_a_running_answer_is_in_the_file_round_by_round(
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
 def test_a_torn_file_opens(engine: Engine, store: SessionStore, keep: float) -> None:
-    list(chat_of(engine, store).send("hello"))
+    chat = chat_of(engine, store)
+    list(chat.send("hello"))
+    close(chat)
     path = path_of(store)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * keep)])
@@ -105,13 +113,14 @@ def test_what_is_no_chat_is_refused(store: SessionStore, tmp_path: Path) -> None
         read(tmp_path / "missing.jsonl")
 
 
-def test_the_latest_session_in_no_use_is_found(engine: Engine, store: SessionStore) -> None:
-    chat = chat_of(engine, store)
-    list(chat.send("hi"))
-    assert [info.title for info in store.list()] == ["hi"]
-    assert store.latest() is None  # still open here
-    chat.record.close()  # type: ignore[union-attr]
-    assert store.latest() == path_of(store)
+def test_sessions_are_found_by_what_was_changed_last(store: SessionStore) -> None:
+    for number in (2, 3, 1):
+        path = store.folder / f"{number}.jsonl"
+        path.write_text(json.dumps(HEADER) + "\n")
+        os.utime(path, (1000 * number, 1000 * number))
+    (store.folder / "4.jsonl").symlink_to("nowhere")
+    assert [path.stem for path in store.newest()] == ["3", "2", "1"]
+    assert [info.path.stem for info in store.list()] == ["3", "2", "1"]
 
 
 def test_exports_hold_the_messages(engine: Engine, store: SessionStore) -> None:
@@ -267,7 +276,7 @@ def test_a_chat_that_cannot_be_saved_goes_on(engine: Engine, folder: str) -> Non
     chat.cut(0)
     session.close()
     assert store.list() == []
-    assert store.latest() is None
+    assert store.newest() == ()
 
 
 def test_a_line_that_was_cut_short_is_the_last(
@@ -327,7 +336,9 @@ def test_an_odd_trace_costs_no_text(saved: str) -> None:
 
 
 def test_a_chat_saved_without_traces_opens(engine: Engine, store: SessionStore) -> None:
-    list(chat_of(engine, store).send("hi"))
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    close(chat)
     path = path_of(store)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
