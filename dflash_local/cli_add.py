@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     for place in (args.target, args.draft):
         _check_place(place)
     file = registry.user_file()
-    old = file.read_text(encoding="utf-8") if file.is_file() else "schema = 1\n"
     registry.registry()  # a broken file is reported before anything is written
+    old = file.read_text(encoding="utf-8") if file.is_file() else "schema = 1\n"
     header = f'[pair."{args.name}"'
     if args.name in tomllib.loads(old).get("pair", {}):
         if not args.replace:
@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
     except tomllib.TOMLDecodeError as error:
         raise RegistryError(f"The entry would not be valid TOML: {error}.") from error
     write_text(file, text)
+    if args.name in registry.shipped():
+        note = f"{args.name} now stands for this entry; without it the shipped pair is back."
+        print(f"dflash-local: {note}", file=sys.stderr)  # noqa: T201
     if args.json:
         print(json.dumps({"name": args.name, "file": str(file)}))  # noqa: T201
     else:

@@ -145,7 +145,11 @@ def _unwritable(folder: Path) -> str:
 def _network() -> Iterator[Finding]:
     proxies = [name for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") if os.environ.get(name)]
     via = f", through {proxies[0]}" if proxies else ""
-    text = "requests are forbidden by HF_HUB_OFFLINE" if offline() else f"{endpoint()}{via}"
+    try:
+        text = "requests are forbidden by HF_HUB_OFFLINE" if offline() else f"{endpoint()}{via}"
+    except DflashError as error:
+        yield Finding("bad", "hub", error.cause, error.next_step)
+        return
     yield Finding("ok", "hub", text)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
 from dflash_local.paths import data_dir
+from dflash_local.private import open_private
 
 KEPT = 500
 _LONGEST = 20_000
@@ -28,7 +30,8 @@ class PromptHistory:
             self._entries = [*self._entries, text][-KEPT:]
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
+                handle = open_private(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with open(handle, "a", encoding="utf-8") as file:
                     file.write(json.dumps(text) + "\n")
         self._at = len(self._entries)
         self._unsent = ""

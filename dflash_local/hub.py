@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from dflash_local.errors import DownloadError
 from dflash_local.transfer import Client, Patience, Refused, RemoteFile, http_errors, retry_after
@@ -45,8 +45,24 @@ def offline() -> bool:
 
 
 def endpoint() -> str:
-    """The hub or its mirror: ``HF_ENDPOINT``."""
-    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    """The hub or its mirror: ``HF_ENDPOINT``.
+
+    Raises:
+        DownloadError: that is no address of a server.
+    """
+    address = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+    try:
+        parts = urlsplit(address)
+        host = (parts.hostname or "").encode("idna")  # as it is looked up
+        usable = bool(host) and parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not address.isprintable() or " " in address:
+        raise DownloadError(
+            f"HF_ENDPOINT is {address!r}, which is no address of a server.",
+            "Give it as https://HOST, or unset it.",
+        )
+    return address.rstrip("/")
 
 
 def page(repo: str) -> str:
@@ -65,6 +81,7 @@ def list_files(repo: str, revision: str, patience: Patience) -> Listing:
             f"{repo} is not complete on this machine and {OFFLINE_VARIABLES[0]} forbids requests.",
             "Unset it and run again, or copy the model's folder from another machine.",
         )
+    session()
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -154,12 +171,24 @@ def session() -> tuple[Client, dict[str, str]]:
     """The shared HTTP client, which knows proxies and certificates, and the headers with the token.
 
     huggingface_hub's own client is used, so whatever it is set to do holds here too.
+
+    Raises:
+        DownloadError: HF_ENDPOINT or a proxy is no address.
     """
+    endpoint()  # before huggingface_hub reads it, who takes any text for an address
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = build_hf_headers(library_name="dflash-local")
-    return cast(Client, get_session()), {str(k): str(v) for k, v in headers.items()}
+    unusable: tuple[type[Exception], ...] = (*http_errors(), ValueError, ImportError)
+    try:
+        client = cast(Client, get_session())
+    except unusable as error:
+        raise DownloadError(
+            f"The proxy cannot be used: {str(error).rstrip('.')}.",
+            "Correct or unset HTTPS_PROXY and ALL_PROXY.",
+        ) from error
+    return client, {str(k): str(v) for k, v in headers.items()}
 
 
 def refusal(repo: str, status: int, code: str = "", revision: str = "") -> DownloadError:

@@ -7,12 +7,33 @@ from pathlib import Path
 
 import platformdirs
 
+from dflash_local.errors import OptionError
+
 _APP = "dflash-local"
 
 
 def _folder(variable: str, default: str) -> Path:
     """A folder from an environment variable, else the platform's own."""
-    return Path(os.environ.get(variable) or default).expanduser()
+    return expanded(os.environ.get(variable) or default, variable)
+
+
+def expanded(place: str | Path, name: str) -> Path:
+    """A path whose ``~`` is spelled out.
+
+    Args:
+        place: what was given.
+        name: the variable, option or command that gave it.
+
+    Raises:
+        OptionError: it begins with the home folder of a user whose home is not known.
+    """
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:
+        raise OptionError(
+            f"{name}: {place} begins with a home folder that is not known.",
+            f"Give {name} a whole path.",
+        ) from error
 
 
 def existing_folder(place: str | Path) -> Path | None:
@@ -48,15 +69,18 @@ def hub_cache_dir() -> Path:
     """The Hugging Face cache, shared with other tools; its own variables move it."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if explicit := os.environ.get(name):
-            return Path(os.path.expandvars(explicit)).expanduser()
+            return expanded(os.path.expandvars(explicit), name)
     home = os.environ.get("HF_HOME")
     if home is None:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = str(Path(base) / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+    return expanded(os.path.expandvars(home), "HF_HOME") / "hub"
 
 
 def lm_studio_dirs() -> tuple[Path, ...]:
     """Where LM Studio keeps models as ``publisher/name``, in its new and its old place."""
-    home = Path("~").expanduser()
+    try:
+        home = Path.home()
+    except RuntimeError:  # an account without one
+        return ()
     return (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models")

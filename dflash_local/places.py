@@ -95,8 +95,9 @@ def own_folders() -> tuple[Path, ...]:
     try:
         text = (paths.config_dir() / "models.toml").read_text(encoding="utf-8")
         listed = tomllib.loads(text).get("folders", [])
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ()
     if not isinstance(listed, list):
         return ()
-    return tuple(Path(item).expanduser() for item in listed if isinstance(item, str))
+    folders = (paths.existing_folder(item) for item in listed if isinstance(item, str))
+    return tuple(folder for folder in folders if folder is not None)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_local import demo, disk, hub, places
+from dflash_local import demo, disk, hub, paths, places
 from dflash_local.errors import DownloadError
 from dflash_local.hub import Listing
 from dflash_local.hub_cache import RepoFolder
@@ -241,10 +241,10 @@ class _Crew:
 
 def _own_folder(place: str) -> Path:
     """A folder of the user's own; there is nothing to fetch."""
-    folder = Path(place).expanduser()
-    if not places.has_weights(folder):
+    folder = paths.existing_folder(place)
+    if folder is None or not places.has_weights(folder):
         raise DownloadError(
-            f"{folder} holds no complete model.", "Correct the path in your own models.toml."
+            f"{place} holds no complete model.", "Correct the path in your own models.toml."
         )
     return folder
 

@@ -7,6 +7,7 @@ of the same name) and the resolving of a name, repo id or folder. Never touches 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -49,14 +50,23 @@ def user_file() -> Path:
     return paths.config_dir() / "models.toml"
 
 
+def shipped() -> dict[str, Pair]:
+    """The pairs that come with the program, by name, whatever the user's file says of them.
+
+    Raises:
+        RegistryError: as ``registry`` does.
+    """
+    return _read(packaged_file())
+
+
 def registry() -> Mapping[str, Pair]:
     """All known pairs by name, in the order of the files.
 
     Raises:
         RegistryError: a file cannot be read or breaks the schema; names file, line and key.
     """
-    pairs = _read(packaged_file())
-    if user_file().is_file():
+    pairs = shipped()
+    if os.path.lexists(user_file()):
         pairs |= _read(user_file())
     return pairs
 
@@ -126,8 +136,8 @@ def files_dir(files: Files) -> Path | None:
     if files.source == "package":
         return demo.draft_folder()
     if files.source == "folder":
-        folder = Path(files.repo).expanduser()
-        return folder if places.has_weights(folder) else None
+        folder = paths.existing_folder(files.repo)
+        return folder if folder is not None and places.has_weights(folder) else None
     return places.find(files.repo, files.revision)
 
 
@@ -176,6 +186,8 @@ def _short(name: str) -> str:
 
 def _read(file: Path) -> dict[str, Pair]:
     """The pairs of one file."""
+    if file.exists() and not file.is_file():
+        raise RegistryError(f"{file} is no file.", "Remove it, or put a file in its place.")
     try:
         text = file.read_text(encoding="utf-8")
         document = tomllib.loads(text)
@@ -188,6 +200,8 @@ def _read(file: Path) -> dict[str, Pair]:
         ) from error
     except UnicodeDecodeError as error:
         raise RegistryError(f"{file} is not UTF-8 text.", "Save it as UTF-8.") from error
+    except RecursionError as error:
+        raise RegistryError(f"{file} is nested too deeply.", "Correct the file.") from error
     except tomllib.TOMLDecodeError as error:
         problem, line = str(error), "1"
         if match := _TOML_LINE.match(problem):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,6 +11,11 @@ from dflash_local.chat import Answer, Conversation, Turn, Version
 from dflash_local.events import Channel
 
 FORMAT = 1
+_LARGEST = 1e12
+"""Of a figure: more milliseconds, tokens or tokens per second than anybody waits for."""
+_MOST_IDS = 1 << 31
+_MOST_POSITIONS = 1000
+"""Of a block, far above any draft's."""
 
 
 def header(conversation: Conversation, model: str) -> dict[str, object]:
@@ -59,7 +64,7 @@ def apply(conversation: Conversation, record: Mapping[str, object]) -> None:
         versions = turns[_index(record["turn"], len(turns) - 1)].versions
         version = versions[_index(record["version"], len(versions) - 1)]
         if kind == "answer":
-            version.answer = _value(Answer, record["answer"])
+            version.answer = _plausible(_value(Answer, record["answer"]))
             return
         # Pieces without a finished answer behind them: the ids are not known.
         answer = replace(version.answer or Answer(), end="interrupted", tokens=())
@@ -68,6 +73,42 @@ def apply(conversation: Conversation, record: Mapping[str, object]) -> None:
             version.answer = replace(answer, thinking=answer.thinking + text)
         else:
             version.answer = replace(answer, text=answer.text + text)
+
+
+def _plausible(answer: Answer) -> Answer:
+    """An answer without figures or ids that no machine gives; its text is worth more than they."""
+    stats = answer.stats
+    figures = (answer.usage, stats, answer.speedup)
+    whole = all(map(_is_figure, _numbers(figures))) and (
+        stats is None
+        or (
+            stats.accepted <= stats.drafted
+            and max(stats.plain_rounds, stats.full_blocks) <= stats.rounds
+            and max(len(stats.positions), len(stats.histogram)) <= _MOST_POSITIONS
+            and all(rate.accepted <= rate.rounds for rate in stats.positions)
+        )
+    )
+    if not whole:
+        answer = replace(answer, usage=None, stats=None, speedup=None)
+    if not all(0 <= token < _MOST_IDS for token in answer.tokens):
+        answer = replace(answer, tokens=())
+    return answer
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """Every number inside a value of figures."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _numbers(getattr(value, field.name))
+
+
+def _is_figure(number: float) -> bool:
+    return 0 <= number <= _LARGEST  # NaN is neither
 
 
 def _text(value: object) -> str:

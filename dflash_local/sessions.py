@@ -2,7 +2,8 @@
 
 A line is appended for every message, every piece of a running answer and every finished answer,
 so a killed program loses at most what was not said yet. Opening a file leaves out what finished
-answers made superfluous; that rewrite is atomic. A torn last line is ignored.
+answers made superfluous; that rewrite is atomic. A torn last line is ignored. A file belongs to one
+process at a time, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from dflash_local import session_lines
 from dflash_local.chat import Answer, Conversation, Turn
+from dflash_local.claim import Claim
 from dflash_local.errors import DflashError
 from dflash_local.events import Channel
 from dflash_local.paths import data_dir
+from dflash_local.private import FILE_MODE, open_private
 
 
 class SessionError(DflashError):
@@ -46,16 +48,27 @@ class Session:
 
     A chat matters more than its file: when that cannot be written, nothing is raised, and the
     file stays as it was from then on.
+
+    Args:
+        claim: on the file, taken; closing the session lets go of it.
+        begun: the file is there.
     """
 
-    def __init__(self, path: Path, conversation: Conversation, model: str = "") -> None:
-        self.path = path
+    def __init__(
+        self, claim: Claim, conversation: Conversation, model: str = "", *, begun: bool = False
+    ) -> None:
         self.conversation = conversation
         self.model = model
+        self._claim = claim
+        self._begun = begun
         self._file: int | None = None
         self._error: SessionError | None = None
         self._told = False
-        self._lock = FileLock(path.with_suffix(".lock"))
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._claim.path
 
     def user(self, turn: int, version: int, text: str) -> None:
         """A user message was sent."""
@@ -83,7 +96,7 @@ class Session:
 
     def system(self, text: str) -> None:
         """The system prompt changed."""
-        if self._file is not None or os.path.exists(self.path):
+        if self._begun:
             self._append(kind="system", text=text)
 
     def trouble(self) -> SessionError | None:
@@ -102,15 +115,27 @@ class Session:
             "written.",
         )
 
+    def rewrite(self) -> None:
+        """Write the file anew without pieces of finished answers."""
+        try:
+            if not self._begun:
+                self._open()
+            self._close_file()  # the next line belongs into the new one
+            lines = map(_line, _lines_of(self.conversation, self.model))
+            write_atomically(self.path, b"".join(lines).decode(), FILE_MODE)
+        except OSError as error:
+            self.failed(error)
+
     def close(self) -> None:
         """Let go of the file."""
+        self._close_file()
+        self._claim.release()
+
+    def _close_file(self) -> None:
         with suppress(OSError):
             if self._file is not None:
                 os.close(self._file)
         self._file = None
-        with suppress(OSError):
-            self._lock.release()
-            Path(self._lock.lock_file).unlink()
 
     def _append(self, **record: object) -> None:
         if self._error is not None:
@@ -123,14 +148,19 @@ class Session:
             self.failed(error)
 
     def _open(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = not self.path.exists()
-        self._file = file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        if new:
-            _write(file, _line(session_lines.header(self.conversation, self.model)))
-        with suppress(Timeout):
-            self._lock.acquire(timeout=0)
-        return file
+        flags = os.O_WRONLY | os.O_APPEND
+        while not self._begun:
+            try:
+                self._file = open_private(self.path, flags | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:  # by a program that does not ask for the lock
+                self._claim.release()
+                self._claim = _claim_new(self.path.parent)
+                continue
+            self._begun = True
+            _write(self._file, _line(session_lines.header(self.conversation, self.model)))
+        if self._file is None:
+            self._file = open_private(self.path, flags)
+        return self._file
 
 
 class SessionStore:
@@ -140,14 +170,8 @@ class SessionStore:
         self.folder = folder or data_dir() / "chats"
 
     def create(self, conversation: Conversation, model: str) -> Session:
-        """A new session; nothing is written before its first message."""
-        stem = time.strftime("%Y%m%d-%H%M%S")
-        path = self.folder / f"{stem}.jsonl"
-        for number in range(2, 1000):
-            if not any(os.path.exists(path.with_suffix(end)) for end in (".jsonl", ".lock")):
-                break
-            path = self.folder / f"{stem}-{number}.jsonl"
-        return Session(path, conversation, model)
+        """A new session; its name is taken, but nothing is written before its first message."""
+        return Session(_claim_new(self.folder), conversation, model)
 
     def fork(self, conversation: Conversation, turns: int, model: str) -> Session:
         """A copy of the first turns as a session of its own."""
@@ -156,18 +180,28 @@ class SessionStore:
             [Turn(list(turn.versions), turn.shown) for turn in conversation.turns[:turns]],
         )
         session = self.create(copy, model)
-        _rewrite(session)
+        session.rewrite()
         return session
 
     def open(self, path: Path) -> Session:
         """Read a session and make it ready to go on.
 
         Raises:
-            SessionError: the file is missing, or no chat of ours.
+            SessionError: the file is missing, no chat of ours, or open already.
         """
-        conversation, model = read(path)
-        session = Session(path, conversation, model)
-        _rewrite(session)
+        claim = Claim(path)
+        if not claim.take():
+            raise SessionError(
+                f"The chat {path.stem} is open in another window.",
+                "Close it there, or start a new chat.",
+            )
+        try:
+            conversation, model = read(path)
+        except BaseException:
+            claim.release()
+            raise
+        session = Session(claim, conversation, model, begun=True)
+        session.rewrite()
         return session
 
     def list(self) -> list[SessionInfo]:
@@ -187,16 +221,13 @@ class SessionStore:
                 )
         return sorted(infos, key=lambda info: info.changed, reverse=True)
 
-    def newest(self) -> Iterator[Path]:
-        """The sessions that no other program has open, the one changed last first."""
+    def newest(self) -> tuple[Path, ...]:
+        """The files of all sessions, the one changed last first."""
         changed = []
-        with suppress(OSError):
-            changed = [(path.stat().st_mtime, path) for path in self.folder.glob("*.jsonl")]
-        return (path for _, path in sorted(changed, reverse=True) if not _in_use(path))
-
-    def latest(self) -> Path | None:
-        """The first of them."""
-        return next(self.newest(), None)
+        for path in self.folder.glob("*.jsonl"):
+            with suppress(OSError):
+                changed.append((path.stat().st_mtime, path))
+        return tuple(path for _, path in sorted(changed, reverse=True))
 
 
 def read(path: Path) -> tuple[Conversation, str]:
@@ -244,12 +275,24 @@ def to_json(conversation: Conversation, model: str = "") -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or leave the old one."""
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a whole file or leave the old one.
+
+    Args:
+        mode: permissions of the new file, less what the umask takes away.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8", errors="surrogatepass")
-    os.replace(fresh, path)
+    fresh.unlink(missing_ok=True)
+    try:
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+        os.replace(fresh, path)
+    except BaseException:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
 
 
 def _line(record: Mapping[str, object]) -> bytes:
@@ -271,34 +314,27 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _rewrite(session: Session) -> None:
-    """Write the file anew without pieces of finished answers."""
-    records: list[Mapping[str, object]] = [
-        session_lines.header(session.conversation, session.model)
-    ]
-    for number, turn in enumerate(session.conversation.turns):
+def _lines_of(conversation: Conversation, model: str) -> Iterator[Mapping[str, object]]:
+    """A conversation as the lines of a file, none of them superfluous."""
+    yield session_lines.header(conversation, model)
+    for number, turn in enumerate(conversation.turns):
         for index, version in enumerate(turn.versions):
             place = {"turn": number, "version": index}
-            records.append({"kind": "user", **place, "text": version.user})
+            yield {"kind": "user", **place, "text": version.user}
             if version.answer is not None:
-                records.append({"kind": "answer", **place, "answer": asdict(version.answer)})
-        records.append({"kind": "show", "turn": number, "version": turn.shown})
-    if session.conversation.left_out:
-        records.append({"kind": "left_out", "turns": session.conversation.left_out})
-    try:
-        write_atomically(session.path, b"".join(map(_line, records)).decode())
-    except OSError as error:
-        session.failed(error)
+                yield {"kind": "answer", **place, "answer": asdict(version.answer)}
+        yield {"kind": "show", "turn": number, "version": turn.shown}
+    if conversation.left_out:
+        yield {"kind": "left_out", "turns": conversation.left_out}
 
 
-def _in_use(path: Path) -> bool:
-    lock = FileLock(path.with_suffix(".lock"))
-    if not Path(lock.lock_file).exists():
-        return False
-    try:
-        with lock.acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return False  # a folder that can only be read
+def _claim_new(folder: Path) -> Claim:
+    """A name that no chat has and no other process is about to use."""
+    stem = time.strftime("%Y%m%d-%H%M%S")
+    for number in count(1):
+        claim = Claim(folder / f"{stem if number == 1 else f'{stem}-{number}'}.jsonl")
+        if claim.take():
+            if not os.path.lexists(claim.path):
+                return claim
+            claim.release()
+    raise AssertionError("unreachable")

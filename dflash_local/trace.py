@@ -23,6 +23,11 @@ _ORIGINS = {letter: origin for origin, letter in _LETTERS.items()}
 _ROUND = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9}):((?:[fdcbp]\d{1,9})*)")
 _RUN = re.compile(r"([fdcbp])(\d+)")
 
+MOST_ROUNDS = 20_000
+"""Of a saved answer that are told apart; text after them is plain."""
+_MOST_LETTERS = 64 * MOST_ROUNDS
+"""Of a saved trace that are read; a round takes about 20."""
+
 
 @dataclass(slots=True)
 class TracedRound:
@@ -69,10 +74,14 @@ class Trace:
     def decode(cls, saved: str, text: str) -> Trace:
         """The trace of an answer with its text; all of it plain where none was saved.
 
-        Text beyond what the trace tells is plain too, and what is no trace counts as none.
+        Text beyond what the trace tells is plain too, and what is no trace counts as none. So are
+        rounds beyond those that can be looked at one by one: the work has a bound.
         """
         trace, at = cls(), 0
-        for part in saved.split(";") if saved else ():
+        parts = saved[:_MOST_LETTERS].split(";", MOST_ROUNDS) if saved else []
+        if len(parts) > MOST_ROUNDS or len(saved) > _MOST_LETTERS:
+            parts.pop()
+        for part in parts:
             match = _ROUND.fullmatch(part)
             if match is None:
                 trace, at = cls(), 0

@@ -355,7 +355,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def http_errors() -> tuple[type[Exception], ...]:
     """The error roots of the HTTP clients in this process, whichever the hub's library brought."""
     modules = (sys.modules.get(name) for name in ("httpx2", "httpx"))
-    return tuple(module.HTTPError for module in modules if module is not None)
+    here = [module for module in modules if module is not None]
+    return tuple(error for m in here for error in (m.HTTPError, m.InvalidURL))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from textual.theme import Theme
 from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.cli import OneLineParser
 from dflash_local.errors import DflashError, NotDownloaded
+from dflash_local.paths import expanded
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
@@ -216,9 +217,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"dflash-chat {__version__}")  # noqa: T201
         return 0
-    if args.keys:
-        print("\n".join(keys_help(REGISTRY, load_settings().keymap)))  # noqa: T201
-        return 0
     options = Options(
         plain=args.plain or (wants_plain() and not args.screenshot),
         low_bandwidth=args.low_bandwidth,
@@ -244,6 +242,10 @@ def _chat(args: argparse.Namespace, options: Options) -> int:
     from dflash_local.registry import locate
     from dflash_local.select import LoadOptions, PairOpener, backend_name
 
+    if args.keys:
+        print("\n".join(keys_help(REGISTRY, load_settings().keymap)))  # noqa: T201
+        return 0
+    expanded(options.screenshot, "--screenshot")  # refused before anything is loaded
     load = LoadOptions(backend=args.backend, context=args.context)
     backend = backend_name(args.backend)
 

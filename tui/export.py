@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_local.errors import OptionError
+from dflash_local.paths import expanded
 from dflash_local.sessions import Session, to_json, to_markdown, write_atomically
 
 
@@ -12,12 +13,17 @@ def export(session: Session, model: str, where: str = "") -> Path:
     """Write the chat to ``where``, by default a file of its name in the working folder.
 
     Raises:
-        OptionError: it cannot be written.
+        OptionError: it cannot be written, or is no name of a file.
     """
-    path = Path(where or f"chat-{session.path.stem}.md").expanduser().absolute()
+    path = expanded(where or f"chat-{session.path.stem}.md", "/save")
     write = to_json if path.suffix == ".json" else to_markdown
     try:
+        path = path.absolute()  # the working folder may be gone
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path} is no file.", "Give another name.")
         write_atomically(path, write(session.conversation, model))
     except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}.") from error
+        raise OptionError(f"{path} cannot be written: {error.strerror or error}.") from error
+    except ValueError as error:  # a NUL, half a character
+        raise OptionError(f"{path} can be the name of no file.", "Give another name.") from error
     return path

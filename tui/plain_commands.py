@@ -95,7 +95,9 @@ def _load(plain: PlainChat, argument: str) -> None:
         return
     if not (argument.isdecimal() and 1 <= int(argument[:9]) <= len(infos)):
         raise OptionError(f"There is no saved chat {argument[:20]}.", "/load lists them.")
-    plain.go_to(store.open(infos[int(argument) - 1].path))
+    path = infos[int(argument) - 1].path
+    if path != plain.session.path:
+        plain.go_to(store.open(path))
     plain.say_where()
 
 

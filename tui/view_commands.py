@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dflash_local import registry
-from dflash_local.errors import OptionError
+from dflash_local.errors import DflashError, OptionError
 
 from . import figures
 from .dialogs import Choice, ChooseDialog, TextDialog
@@ -181,8 +181,12 @@ def sessions(screen: ChatScreen, _: str) -> None:
 
     async def chosen(key: str | None) -> None:
         info = next((info for info in infos if str(info.path) == key), None)
-        if info is not None:
+        if info is None or info.path == screen.session.path:
+            return
+        try:
             await screen.open_session(screen.store.open(info.path))
+        except DflashError as error:
+            screen.tell(str(error), severity="error")
 
     screen.app.push_screen(ChooseDialog("Saved chats", choices), chosen)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from dflash_local.backends.scripted import open_scripted
-from dflash_local.chat import Chat, ChatOptions, Conversation
+from dflash_local.chat import Answer, Chat, ChatOptions, Conversation
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, OptionError
 from dflash_local.events import Done, Prefill, Resumed, Round, Text
 from dflash_local.history import PromptHistory
 from dflash_local.sampling import SamplingParams
 from dflash_local.sessions import Session, SessionError, SessionStore, read, to_json, to_markdown
-from dflash_local.trace import Trace
+from dflash_local.trace import MOST_ROUNDS, Trace
 
 
 @pytest.fixture
@@ -44,6 +44,11 @@ def chat_of(engine: Engine, store: SessionStore, **options: int) -> Chat:
     )
 
 
+def close(chat: Chat) -> None:
+    assert isinstance(chat.record, Session)
+    chat.record.close()
+
+
 def path_of(store: SessionStore) -> Path:
     (path,) = store.folder.glob("*.jsonl")
     return path
@@ -59,6 +64,7 @@ def test_a_chat_is_read_back_as_it_was(engine: Engine, store: SessionStore) -> N
     conversation, model = read(path_of(store))
     assert conversation == chat.conversation
     assert model == "pair"
+    close(chat)
     opened = store.open(path_of(store))
     assert opened.conversation == chat.conversation
     assert opened.conversation.turns[1].versions[1].answer is not None
@@ -87,7 +93,9 @@ def test_a_running_answer_is_in_the_file_round_by_round(
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
 def test_a_torn_file_opens(engine: Engine, store: SessionStore, keep: float) -> None:
-    list(chat_of(engine, store).send("hello"))
+    chat = chat_of(engine, store)
+    list(chat.send("hello"))
+    close(chat)
     path = path_of(store)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * keep)])
@@ -105,13 +113,14 @@ def test_what_is_no_chat_is_refused(store: SessionStore, tmp_path: Path) -> None
         read(tmp_path / "missing.jsonl")
 
 
-def test_the_latest_session_in_no_use_is_found(engine: Engine, store: SessionStore) -> None:
-    chat = chat_of(engine, store)
-    list(chat.send("hi"))
-    assert [info.title for info in store.list()] == ["hi"]
-    assert store.latest() is None  # still open here
-    chat.record.close()  # type: ignore[union-attr]
-    assert store.latest() == path_of(store)
+def test_sessions_are_found_by_what_was_changed_last(store: SessionStore) -> None:
+    for number in (2, 3, 1):
+        path = store.folder / f"{number}.jsonl"
+        path.write_text(json.dumps(HEADER) + "\n")
+        os.utime(path, (1000 * number, 1000 * number))
+    (store.folder / "4.jsonl").symlink_to("nowhere")
+    assert [path.stem for path in store.newest()] == ["3", "2", "1"]
+    assert [info.path.stem for info in store.list()] == ["3", "2", "1"]
 
 
 def test_exports_hold_the_messages(engine: Engine, store: SessionStore) -> None:
@@ -244,6 +253,95 @@ def test_a_damaged_chat_does_not_hide_the_others(
         read(store.folder / "bad.jsonl")
 
 
+USAGE: dict[str, object] = {
+    "prompt_tokens": 3,
+    "reused_tokens": 0,
+    "completion_tokens": 9,
+    "thinking_tokens": 0,
+    "prefill_ms": 5.0,
+    "decode_ms": 7.5,
+}
+STATS: dict[str, object] = {
+    "rounds": 2,
+    "plain_rounds": 1,
+    "tokens": 8,
+    "drafted": 7,
+    "accepted": 6,
+    "full_blocks": 0,
+    "tau": 7.0,
+    "tok_s": 1000.0,
+    "decode_ms": 7.5,
+    "positions": [{"position": 1, "accepted": 1, "rounds": 1}],
+    "histogram": [0, 1],
+}
+
+
+def opened_answer(store: SessionStore, answer: dict[str, object]) -> Answer:
+    """An answer after it was saved as these values, opened, and opened again."""
+    line = {"kind": "answer", "turn": 0, "version": 0, "answer": {"text": "said", **answer}}
+    path = store.folder / "x.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (HEADER, USER, line)))
+    store.open(path).close()
+    opened = read(path)[0].turns[0].current.answer
+    assert opened is not None
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("group", "key"),
+    [
+        *(("usage", key) for key in USAGE),
+        *(("stats", key) for key in STATS if key not in ("positions", "histogram")),
+        ("stats", "draft_ms"),
+        ("", "speedup"),
+    ],
+)
+def test_damaged_figures_are_dropped_and_the_text_is_kept(
+    store: SessionStore, group: str, key: str
+) -> None:
+    figures: dict[str, object] = {"usage": dict(USAGE), "stats": dict(STATS), "speedup": 2.0}
+    good = opened_answer(store, figures)
+    assert good.usage is not None
+    assert good.stats is not None
+    assert good.speedup == 2.0
+    place = figures[group] if group else figures
+    assert isinstance(place, dict)
+    odd: list[float] = [-1, 10**30]
+    if not isinstance(place.get(key), int):
+        odd += [float("nan"), float("inf"), -float("inf"), -0.5, 1e30]
+    for value in odd:
+        place[key] = value
+        answer = opened_answer(store, figures)
+        assert (answer.text, answer.usage, answer.stats) == ("said", None, None)
+        assert answer.speedup is None
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"accepted": 8},
+        {"plain_rounds": 3},
+        {"full_blocks": 3},
+        {"histogram": [0, -1]},
+        {"histogram": [0] * 100_000},
+        {"positions": [{"position": 1, "accepted": 2, "rounds": 1}]},
+        {"positions": [{"position": 1, "accepted": 10**30, "rounds": 10**30}]},
+    ],
+)
+def test_figures_that_contradict_each_other_are_dropped(
+    store: SessionStore, stats: dict[str, object]
+) -> None:
+    answer = opened_answer(store, {"usage": USAGE, "stats": {**STATS, **stats}})
+    assert (answer.text, answer.usage, answer.stats) == ("said", None, None)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1, 10**30]])
+def test_from_ids_that_cannot_be_nothing_goes_on(store: SessionStore, tokens: list[int]) -> None:
+    answer = opened_answer(store, {"tokens": tokens, "end": "length", "usage": USAGE})
+    assert not answer.can_go_on
+    assert answer.usage is not None
+
+
 def test_deep_nesting_is_damage(store: SessionStore) -> None:
     (store.folder / "x.jsonl").write_text("[" * 100_000 + "\n")
     assert store.list() == []
@@ -267,7 +365,7 @@ def test_a_chat_that_cannot_be_saved_goes_on(engine: Engine, folder: str) -> Non
     chat.cut(0)
     session.close()
     assert store.list() == []
-    assert store.latest() is None
+    assert store.newest() == ()
 
 
 def test_a_line_that_was_cut_short_is_the_last(
@@ -326,8 +424,38 @@ def test_an_odd_trace_costs_no_text(saved: str) -> None:
     assert "".join(text for r in rounds for _, text in r.pieces) == "some text"
 
 
+@pytest.mark.parametrize(
+    "saved",
+    [
+        ";".join(["1.1.1:d1"] * (MOST_ROUNDS + 500)),
+        ";".join(["1.1.1:d1"] * 2_000_000),
+        "1.1.1:" + "d1" * 2_000_000,
+        "1.1.1:" + "d" + "1" * 4_000_000,
+        ";" * 2_000_000,
+    ],
+    ids=["a little long", "rounds", "runs", "digits", "nothing"],
+)
+def test_a_trace_without_end_costs_neither_time_nor_text(saved: str) -> None:
+    text = "x" * (MOST_ROUNDS + 300)
+    rounds = Trace.decode(saved, text).rounds
+    assert len(rounds) <= MOST_ROUNDS + 1
+    assert "".join(said for r in rounds for _, said in r.pieces) == text
+
+
+def test_of_a_long_trace_the_beginning_is_told_apart() -> None:
+    text = "x" * (MOST_ROUNDS + 300)
+    *rounds, rest = Trace.decode(";".join(["1.1.1:d1"] * len(text)), text).rounds
+    assert len(rounds) == MOST_ROUNDS
+    assert rounds[-1].pieces == [("draft", "x")]
+    assert rest.pieces == [("plain", "x" * 300)]
+    whole = Trace.decode(";".join(["1.1.1:d1"] * MOST_ROUNDS), text[:MOST_ROUNDS])
+    assert whole.rounds == rounds
+
+
 def test_a_chat_saved_without_traces_opens(engine: Engine, store: SessionStore) -> None:
-    list(chat_of(engine, store).send("hi"))
+    chat = chat_of(engine, store)
+    list(chat.send("hi"))
+    close(chat)
     path = path_of(store)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:

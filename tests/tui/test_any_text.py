@@ -6,6 +6,7 @@ import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.chat import Answer, Conversation, Turn, Version
+from dflash_local.sessions import read
 from dflash_local.text import ThinkTags
 from dflash_local.tui.dialogs import Choice, ChooseDialog, TextDialog
 from dflash_local.tui.visible import visible
@@ -63,9 +64,9 @@ async def test_it_is_shown_and_kept_as_it_is(text: str) -> None:
         assert last is not None
         if "\ud800" not in text:
             assert last.text == text + "\n\nEND"
-        opened = driver.screen.store.open(driver.screen.session.path)
+        opened, _ = read(driver.screen.session.path)
         # The text area knows one kind of line break.
-        user = opened.conversation.turns[0].current.user
+        user = opened.turns[0].current.user
         assert user.splitlines() == text.replace("\ud800", "\ufffd").splitlines()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.chat import Conversation
 from dflash_local.service import Service
 from dflash_local.sessions import SessionStore, read
 from dflash_local.tui.app import Options, first_session
@@ -92,8 +93,7 @@ def test_a_killed_app_leaves_its_chat_and_no_engine() -> None:
     while more := os.read(app.stdout.fileno(), 4096):
         seen += more
     store = SessionStore()
-    latest = store.latest()
-    assert latest is not None
+    (latest,) = store.newest()
     answer = store.open(latest).conversation.turns[0].current.answer
     assert answer is not None
     assert answer.end == "interrupted"
@@ -133,10 +133,31 @@ async def test_continue_passes_over_a_damaged_chat_and_leaves_it(damage: bytes) 
     assert bad.read_bytes() == damage
 
 
+def test_continue_passes_over_a_chat_that_is_open_elsewhere() -> None:
+    store = SessionStore()
+    for name in ("one", "two"):
+        session = store.create(Conversation(), "pair")
+        session.user(0, 0, name)
+        session.close()
+        os.utime(session.path, (len(name),) * 2)
+    resume = Options(resume=True)
+    first, words = first_session("pair", resume)
+    assert not words
+    second, words = first_session("pair", resume)
+    assert words.startswith(f"The chat {first.path.stem} is open in another window.")
+    assert words.endswith("this is the chat before it.")
+    third, words = first_session("pair", resume)
+    assert words.endswith("this is a new one.")
+    assert len({session.path for session in (first, second, third)}) == 3
+    for session in (first, second, third):
+        session.user(len(session.conversation.turns), 0, "more")
+        session.close()
+    assert sorted(len(read(path)[0].turns) for path in store.newest()) == [1, 2, 2]
+
+
 def test_continue_with_nothing_to_go_on_with_is_said(tmp_path: Path) -> None:
     session, words = first_session("pair", Options(resume=True))
     assert words == "There is no saved chat to go on with; this is a new one."
-    session.path.parent.mkdir(parents=True)
     (session.path.parent / "x.jsonl").write_bytes(b"{\n")
     _, words = first_session("pair", Options(resume=True))
     assert "x.jsonl is damaged" in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from textual.command import CommandPalette
 from textual.content import Content
 
 from dflash_local.backends.scripted_chat import ScriptedOpener
+from dflash_local.chat import Conversation
 from dflash_local.text import ThinkTags
 from dflash_local.tui import clipboard
 from dflash_local.tui.app import Options
@@ -294,6 +296,24 @@ async def test_ctrl_b_lists_the_sessions() -> None:
         await driver.until(lambda: driver.app.screen is driver.screen)
         turns = driver.screen.chat.conversation.turns
         assert len(turns) == 1
+
+
+async def test_a_chat_open_in_another_window_is_refused_in_one_line() -> None:
+    async with chat(TWO) as driver:
+        await driver.say("here")
+        mine = driver.screen.session
+        other = driver.screen.store.create(Conversation(), "pair")
+        other.user(0, 0, "there")
+        os.utime(other.path, (0, 0))  # the last of the list
+        for keys in (["enter"], ["down", "enter"]):
+            await driver.pilot.press("ctrl+b")
+            await driver.until(lambda: isinstance(driver.app.screen, ChooseDialog))
+            await driver.pilot.press(*keys)
+            await driver.until(lambda: driver.app.screen is driver.screen)
+            if len(keys) == 2:
+                await driver.until(lambda: driver.told("is open in another window"))
+            assert driver.screen.session is mine
+        other.close()
 
 
 async def test_ctrl_g_edits_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

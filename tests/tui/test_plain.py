@@ -74,6 +74,11 @@ SAYS = {
     "/load 1": "Going on with: hi, 1 turn.",
     "/load 99": "There is no saved chat 99.",
     "/save": "Saved to ",
+    "/save ~nosuchuser/x": "/save: ~nosuchuser/x begins with a home folder that is not known.",
+    "/save a\0b": "can be the name of no file.",
+    "/save /dev/null": "/dev/null is no file.",
+    "/save /": "/ is no file.",
+    "/save /dev/null/x": "/dev/null/x cannot be written: ",
     "/stats": "Position 1: 100 percent of 1.",
     "/log": "The engine's log is ",
     "/quit": "",
@@ -137,7 +142,8 @@ def test_a_new_chat_leaves_the_old_one_saved() -> None:
     saved = [read(info.path)[0] for info in store.list()]
     assert sorted(chat.title for chat in saved) == ["one", "two"]
     assert all(len(chat.turns) == 1 for chat in saved)
-    assert store.latest() is not None  # none is left in use
+    for path in store.newest():
+        store.open(path).close()  # none is left in use
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
