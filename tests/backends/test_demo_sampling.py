@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 
 def test_rejection_emits_more_per_round_than_comparing_samples() -> None:
     demo.ensure(lambda stage, done, total: None)
-    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=64)
+    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=40)
     with dflash_local.load("demo", backend="torch", threads=1) as engine:
-        report = run_sampled(engine, chosen(6), sampling)
-        warm = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=32)
+        report = run_sampled(engine, chosen(4), sampling)
+        warm = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=16)
         texts = [engine.complete("Tell a joke.", warm).text for _ in range(2)]
     tau = {way.name: way.tau for way in report.ways}
     assert tau["plain"] == 0
