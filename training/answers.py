@@ -59,14 +59,15 @@ def make_answers(
     folder: Path,
     recipe: DataRecipe,
     prompts: Sequence[Asked],
+    numbers: Sequence[int],
     teacher: Teacher,
     tokenizer: ChatTokenizer,
     vocab_size: int,
     progress: Progress,
 ) -> None:
-    """Answer every prompt; every part is a file, and those that are there are kept."""
+    """Answer the prompts of the parts with these numbers, as ``missing`` tells them."""
     batches = -(-len(prompts) // recipe.rows)
-    for number in missing(folder, recipe, len(prompts)):
+    for number in numbers:
         progress(number, batches)
         path = part(folder, number, ".safetensors")
         asked = prompts[number * recipe.rows : (number + 1) * recipe.rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from dflash_local.draft_config import DraftConfig, parse_draft_config, read_draft_config
 from dflash_local.errors import DraftMismatch, OptionError
@@ -167,8 +167,7 @@ def _from_folder(
     folder_shapes(folder)
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        with safe_open(file, framework="pt") as handle:
-            tensors |= {name: handle.get_tensor(name).float() for name in handle.keys()}  # noqa: SIM118
+        tensors |= {name: tensor.float() for name, tensor in load_file(file).items()}
     # What version 2 adds starts as the identity where the draft lacks it.
     missing, foreign = network.load_state_dict(tensors, strict=False)
     lacking = [name for name in missing if "conv" not in name and "selector" not in name]

@@ -19,6 +19,7 @@ from dflash_local.weights import read_json
 
 from . import draft
 from .answers import bytes_needed, check_disk, make_answers, missing
+from .checkpoint import Progress
 from .corpus import Corpus
 from .evaluate import Worth, evaluate, read_worth, write_worth
 from .export import write_card, write_draft
@@ -137,8 +138,7 @@ class Training:
         left = missing(folder, recipe, len(prompts))
         if len(left) == -(-len(prompts) // recipe.rows):
             (folder / "recipe.json").unlink(missing_ok=True)  # nothing is bound to it yet
-        else:
-            self._hold_data(prompts)
+        self._hold_data(prompts)
         longest = max(len(self._tokenizer.encode(asked.text)) for asked in prompts) + _TEMPLATE
         width = len(self._taps) * self._hidden
         count = min(len(prompts), len(left) * recipe.rows)
@@ -147,10 +147,9 @@ class Training:
             note = f"up to {needed / 1e6:,.0f} MB will be written to {folder}"
             self._report(TrainProgress("data", 0, 0, note))
         check_disk(self.out, needed)
-        self._hold_data(prompts)
         teacher = self._teacher()
         vocab, counting = len(teacher.head), self._counting("data")
-        make_answers(folder, recipe, prompts, teacher, self._tokenizer, vocab, counting)
+        make_answers(folder, recipe, prompts, left, teacher, self._tokenizer, vocab, counting)
 
     def _hold_data(self, prompts: Sequence[Asked]) -> None:
         digest = sha256(repr(prompts).encode()).hexdigest()[:16]
@@ -182,8 +181,7 @@ class Training:
         fit = Fit(folder, recipe, network, corpus, teacher, autocast)
         worth = read_worth(folder / "held_out.jsonl")
 
-        def tell(done: object, loss: float, tau: float) -> None:
-            progress = fit.progress
+        def tell(progress: Progress, loss: float, tau: float) -> None:
             note = f"loss {loss:.3f}, tau {tau:.2f} on the blocks trained on"
             self._report(TrainProgress("fit", progress.step, progress.steps, note))
             at = [round(share * progress.steps) for share in _CHECKS]
