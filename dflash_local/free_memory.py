@@ -29,8 +29,8 @@ class Room:
     total: int
     native_bf16: bool = True
     """Whether it multiplies bf16 itself; a CPU without it computes in fp32."""
-    packs_bf16: bool = False
-    """Whether torch brings bf16 weights into an order of the CPU's kernels, which is a copy."""
+    packs: frozenset[str] = frozenset()
+    """Types whose weights torch brings into an order of the CPU's kernels, which is a copy."""
 
 
 def room(backend: str) -> Room:
@@ -73,9 +73,12 @@ def cpu_bf16() -> bool:
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
-def cpu_packs() -> bool:
-    """Whether the library of CPU kernels takes bf16 weights here: it asks for these units."""
-    return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
+def cpu_packs() -> frozenset[str]:
+    """The types that the library of CPU kernels takes here; for bf16 it asks for these units."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return frozenset()
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
+    return frozenset(("fp32", "bf16") if wide else ("fp32",))
 
 
 def _cpu_flags() -> set[str]:

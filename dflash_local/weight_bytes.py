@@ -35,7 +35,7 @@ class Storage:
     head_scheme: str | None
     draft_scheme: str | None
     packs: bool
-    """Whether the CPU's kernels want every bf16 product in an order of their own."""
+    """Whether the CPU's kernels want every product of this type in an order of their own."""
     blocks: bool
     """Whether MLX takes the demo's 4-bit blocks as they are."""
 
@@ -70,7 +70,7 @@ def storage(
         head, draft = scheme, {4: "4bit", 8: "8bit"}.get(draft_bits or 0)
     else:
         head, draft = (_of_bits(bits, scheme) for bits in (head_bits, draft_bits))
-    packs = backend == "torch" and room.packs_bf16 and width == 2.0 and dtype != "fp16"
+    packs = backend == "torch" and (dtype or ("bf16" if narrow else "fp32")) in room.packs
     return Storage(backend, room.kind, width, scheme, head, draft, packs, blocks)
 
 

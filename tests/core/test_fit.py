@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from dflash_local import demo, fit, free_memory, memory_need, registry
 from dflash_local.errors import DoesNotFit
 from dflash_local.free_memory import Room
+from dflash_local.weights import folder_shapes
 from tests.support.tiny import loop_pair
 
 GB = 10**9
@@ -126,19 +128,29 @@ def test_load_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     assert fit.check(target, draft, backend="torch", context=65536) is None
 
 
-def _room(kind: str, **facts: bool) -> Room:
-    return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, **facts)
+def _room(kind: str, *, bf16: bool = True, packs: frozenset[str] = frozenset()) -> Room:
+    return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, bf16, packs)
 
 
-def test_packed_weights_of_a_cpu_are_a_second_copy(tmp_path: Path) -> None:
-    """By rule: the head's packed order lies beside the rows that are looked up."""
+@pytest.mark.parametrize("bf16", [True, False])
+def test_packed_weights_of_a_cpu_are_a_second_copy(tmp_path: Path, bf16: bool) -> None:
+    """By rule: the head's packed order lies beside the rows that are looked up, and in the type of
+    the file every packed product beside the mapped file, where else only the joined ones do."""
     target, draft = loop_pair(tmp_path, {"tie_word_embeddings": True})
 
-    def weights(*, packs: bool) -> int:
-        found = _room("cpu", native_bf16=True, packs_bf16=packs)
+    def weights(*packs: str) -> int:
+        found = _room("cpu", bf16=bf16, packs=frozenset(packs))
         return fit.fit(target, draft, backend="torch", free=found).need.weights
 
-    assert weights(packs=True) - weights(packs=False) == 128 * 64 * 2
+    head, single = 128 * 64, ("o_proj", "down_proj", "lm_head")
+    alone = sum(
+        math.prod(shape)
+        for name, shape in folder_shapes(target).items()
+        if any(part in name for part in single)
+    )
+    own, other = ("bf16", "fp32") if bf16 else ("fp32", "bf16")
+    assert weights(own) - weights() == (2 * head if bf16 else 4 * (head + alone))
+    assert weights(other) == weights()
 
 
 def test_what_a_card_quantises_by_itself_is_counted_so(
@@ -187,7 +199,7 @@ def test_sliding_layers_stop_growing(tmp_path: Path) -> None:
     for backend in ("torch", "mlx"):
 
         def cache(context: int, backend: str = backend) -> int:
-            found = _room("cpu", native_bf16=False)
+            found = _room("cpu", bf16=False)
             asked = fit.fit(target, draft, backend=backend, context=context, free=found)
             return asked.need.cache
 
@@ -200,7 +212,7 @@ def test_pairs_of_the_registry_before_download(
 ) -> None:
     pair = registry.find("qwen3-8b")
     big = next(t for t in pair.targets if t.weights == "bf16")
-    monkeypatch.setattr(fit, "room", lambda backend: _room("cpu", native_bf16=True))
+    monkeypatch.setattr(fit, "room", lambda backend: _room("cpu", bf16=True))
     asked = fit.fit_pair(pair, big, backend="torch")
     assert asked is not None
     assert 16 * GB < asked.need.total < 22 * GB
