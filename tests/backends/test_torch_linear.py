@@ -13,7 +13,6 @@ from dflash_local.backends.torch_linear import (  # noqa: E402
     dense,
 )
 
-
 TYPES = [torch.bfloat16, torch.float32]
 
 
