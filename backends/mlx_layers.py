@@ -7,7 +7,7 @@ the forward of another may hold more than a stack of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -130,6 +130,18 @@ class LayeredTarget:
         head = self._text.lm_head if own else self._trunk.embed_tokens.as_linear
         logits: mx.array = head(hidden.astype(self.dtype))
         return logits
+
+    def head_of(self, ids: mx.array) -> Callable[[mx.array], mx.array]:
+        """The same for some ids alone, ``[rows, ids]``; packed rows stay packed."""
+        module: Any = self._text.lm_head if "lm_head" in self._text else self._trunk.embed_tokens
+        weight = module.weight[ids]
+        if "scales" not in module:
+            return lambda hidden: hidden.astype(self.dtype) @ weight.T
+        packed: dict[str, Any] = {"scales": module.scales[ids], "transpose": True}
+        packed |= {name: getattr(module, name) for name in ("group_size", "bits", "mode")}
+        if "biases" in module:
+            packed["biases"] = module.biases[ids]
+        return lambda hidden: mx.quantized_matmul(hidden.astype(self.dtype), weight, **packed)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The target's own scores, ``[rows, vocab]``."""

@@ -24,7 +24,7 @@ from dflash_local.weights import (
 )
 
 from .mlx_backend import MlxBackend
-from .mlx_draft import MlxDraft
+from .mlx_draft import MlxDraft, Rows
 from .mlx_host import read_ints, wait
 from .mlx_layers import LayeredTarget, known
 from .mlx_plain import PlainTarget, unrevocable_kinds
@@ -145,11 +145,14 @@ def _draft(folder: Path, config: DraftConfig, target: LayeredTarget, bits: int |
         own_rows(folder),
         None if offsets is None else read_ints(offsets),
     )
+    shared: Rows = target.head
+    if offsets is not None and matrix is None:
+        shared = target.head_of(mx.arange(offsets.shape[0]) + offsets)
     return MlxDraft(
         replace(config, vocab_size=target.vocab_size),
         weights,
         target.embed if rows is None else lambda ids: rows[ids],
-        target.head if matrix is None else lambda states: states @ matrix.T,
+        shared if matrix is None else lambda states: states @ matrix.T,
         bits,
     )
 

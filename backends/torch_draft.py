@@ -73,6 +73,8 @@ class TorchDraft:
         capacity: context positions to hold.
         maker: stores the products; what version 2 adds stays as it is.
         context: makes the cache of context K/V.
+        head_rows: the head's rows ``[draft vocab, hidden]`` for a reduced vocabulary whose own
+            head is not in the file; without them every id is scored.
     """
 
     def __init__(
@@ -84,16 +86,23 @@ class TorchDraft:
         capacity: int,
         maker: LinearMaker = dense,
         context: ContextMaker = SlicedContext,
+        head_rows: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         own_rows = weights.get("embed_tokens.weight")
         self._embed = embed if own_rows is None else (lambda ids: F.embedding(ids, own_rows))
-        own_head = weights.get("lm_head.weight")
-        self._head = head if own_head is None else (lambda states: F.linear(states, own_head))
-        self._offsets = weights.get("d2t")
+        own_head = weights.get("lm_head.weight", head_rows)
+        self._own_head = None if own_head is None else maker("draft.head", own_head)
+        self._head = self._own_head or head
+        offsets = None if own_head is None else weights.get("d2t")
+        del own_head, head_rows
+        self._ids = None
+        """The target's ids of a reduced vocabulary; None where there is only one vocabulary."""
+        if offsets is not None:
+            self._ids = torch.arange(len(offsets), device=offsets.device) + offsets
         self.selector = None if config.v2 is None else Selector(weights, config.v2)
         """Chooses a path through the slots' best ids; None where slots are independent."""
-        self._extra = [t for t in (own_rows, own_head, self._offsets) if t is not None]
+        self._extra = [t for t in (own_rows, self._ids) if t is not None]
         fc = weights["fc.weight"]
         self.device, self.dtype = fc.device, fc.dtype
         self._fc = maker("draft.fc", fc)
@@ -119,6 +128,7 @@ class TorchDraft:
         own = [self._hidden_norm, self._norm, *self._extra]
         own += [] if self.selector is None else self.selector.tensors
         products = self._fc.bytes + self._context_kv.bytes
+        products += 0 if self._own_head is None else self._own_head.bytes
         return products + sum(layer.bytes for layer in self._layers) + tensor_bytes(*own)
 
     def append(self, features: torch.Tensor) -> None:
@@ -165,21 +175,26 @@ class TorchDraft:
         return self.hidden(block)[1:]
 
     def scores(self, states: torch.Tensor) -> torch.Tensor:
-        """Scores ``[count, vocab]`` of slots, from their states."""
+        """Scores ``[count, draft vocab]`` of slots, from their states."""
         config, scores = self.config, self._head(states)
         if config.output_multiplier != 1.0:
             scores = scores * config.output_multiplier
         if config.final_logit_softcapping is not None:
             scores = scores.float() / config.final_logit_softcapping
             scores = config.final_logit_softcapping * torch.tanh(scores)
-        if self._offsets is None:
+        return scores
+
+    def spread(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores over the target's ids, ``[count, vocab]``; what the draft cannot say is -inf."""
+        if self._ids is None:
             return scores
-        assert config.vocab_size is not None
-        # A reduced vocabulary: id i of the draft is the target's i + offset.
-        ids = torch.arange(len(self._offsets), device=self.device) + self._offsets
-        whole = scores.new_full((scores.shape[0], config.vocab_size), float("-inf"))
-        whole[:, ids] = scores
-        return whole
+        assert self.config.vocab_size is not None
+        whole = scores.new_full((scores.shape[0], self.config.vocab_size), float("-inf"))
+        return whole.index_copy_(1, self._ids, scores)
+
+    def named(self, columns: torch.Tensor) -> torch.Tensor:
+        """The target's ids of columns of ``scores``."""
+        return columns if self._ids is None else self._ids[columns]
 
     def _attend(
         self,

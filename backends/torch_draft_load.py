@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from dflash_local.draft_config import DraftConfig
-from dflash_local.weights import check_draft_ids, own_rows
+from dflash_local.target_shape import is_tied
+from dflash_local.weights import check_draft_ids, own_rows, read_json
 
 from .torch_draft import TorchDraft
 from .torch_draft_context import SlicedContext
@@ -26,10 +27,12 @@ def load_draft(
     maker: LinearMaker = dense,
     *,
     graphs: bool = False,
+    target_dir: Path | None = None,
 ) -> TorchDraft:
     """The draft in ``folder``, whose files were compared with ``config`` before.
 
-    ``graphs`` asks for a context whose passes can be captured.
+    ``graphs`` asks for a context whose passes can be captured. ``target_dir`` is where the target's
+    files lie: of its head a reduced vocabulary needs a few rows only.
 
     Raises:
         DraftMismatch: ids of the draft lie outside the target's vocabulary or its own embedding.
@@ -46,6 +49,9 @@ def load_draft(
         None if offsets is None else offsets.tolist(),
     )
     config = replace(config, vocab_size=target.shape.vocab_size)
+    rows = None
+    if offsets is not None and "lm_head.weight" not in weights and target_dir is not None:
+        rows = _head_rows(target_dir, torch.arange(len(offsets)) + offsets.cpu())
     return TorchDraft(
         config,
         weights,
@@ -54,4 +60,17 @@ def load_draft(
         context,
         maker,
         DeviceContext if graphs else SlicedContext,
+        None if rows is None else rows.to(target.device, dtype),
     )
+
+
+def _head_rows(target_dir: Path, ids: torch.Tensor) -> torch.Tensor | None:
+    """Rows of the target's output head, or None where it is not stored as numbers."""
+    stored = TensorReader(target_dir, torch.float32, torch.device("cpu"))
+    tied = is_tied(read_json(target_dir / "config.json"))
+    for ending in ("lm_head.weight", "embed_tokens.weight")[tied:]:
+        for name in stored:
+            if name.endswith(ending):
+                tensor = stored.raw(name)
+                return tensor[ids] if tensor.is_floating_point() and tensor.dim() == 2 else None
+    return None

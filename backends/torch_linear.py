@@ -74,7 +74,7 @@ class PackedLinear:
     @property
     def bytes(self) -> int:
         """Size of weight and bias."""
-        return self._packed.element_size() * self._shape.numel() + tensor_bytes(self._bias)
+        return int(self._packed.element_size() * self._shape.numel()) + tensor_bytes(self._bias)
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -173,7 +173,16 @@ def open_pair(
         if draft_dir is None or draft_config is None:
             return target, None
         progress(LoadProgress("loading the draft", 2, steps))
-        return target, load_draft(draft_dir, draft_config, target, context, drafting, graphs=fixed)
+        draft = load_draft(
+            draft_dir,
+            draft_config,
+            target,
+            context,
+            drafting,
+            graphs=fixed,
+            target_dir=target_dir,
+        )
+        return target, draft
 
     with memory_errors(f"{target_dir.name} does not fit into the memory of {device}.", device):
         target, draft = load()

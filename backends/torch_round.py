@@ -94,15 +94,19 @@ class DeviceRound:
     def _greedy_block(
         self, draft: TorchDraft, count: int, anchor: torch.Tensor
     ) -> Sequence[torch.Tensor]:
-        scores, states = self._slots(draft, count, anchor)
-        drafted = self._chosen(draft, scores, states, anchor, self._greedy)
-        return (torch.cat((anchor, drafted.ids)),)
+        states = draft.slots(anchor, count)
+        scores = draft.scores(states)
+        if draft.selector is None:
+            ids = draft.named(self._greedy.draft(scores).ids)
+        else:
+            ids = self._chosen(draft, draft.spread(scores), states, anchor, self._greedy).ids
+        return (torch.cat((anchor, ids)),)
 
     def _slots(
         self, draft: TorchDraft, count: int, anchor: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         states = draft.slots(anchor, count)
-        return draft.scores(states), states
+        return draft.spread(draft.scores(states)), states
 
     def _chosen(
         self,

@@ -34,6 +34,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "taps": (1, 64),
     "rows": (1, 4096),
     "layers": (1, 64),
+    "draft_vocab": (2, 10**7),
     "block": (2, 64),
     "short_block": (2, 64),
     "short_share": (0, 1),
@@ -83,6 +84,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--short-block", type=int, metavar="N", help="block of the first part")
     group.add_argument("--short-share", type=float, metavar="SHARE", help="of the steps")
     group.add_argument("--v2", action="store_true", help="with DFlash 2's two modules")
+    group.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="ids that the draft can say, the frequent ones"
+    )
     group.add_argument("--init", metavar="HOW", help="target, random, or a draft's folder")
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, metavar="N")

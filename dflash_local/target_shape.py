@@ -43,6 +43,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the output head is the embedding."""
+    text = text_config(config)
+    return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
+
+
 def limit_of(config: Mapping[str, Any]) -> int:
     """Positions that the target was made for."""
     return _number(text_config(config), "max_position_embeddings") or DEFAULT_LIMIT

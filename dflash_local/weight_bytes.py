@@ -12,7 +12,7 @@ from typing import Any
 from dflash_local.demo import SOURCE_NAME
 from dflash_local.draft_config import DraftConfig
 from dflash_local.free_memory import Room
-from dflash_local.target_shape import text_config
+from dflash_local.target_shape import is_tied
 from dflash_local.weights import Shapes, folder_shapes, weight_files
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
@@ -81,8 +81,8 @@ def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
         return stored
     if kept.blocks and (folder / SOURCE_NAME).is_file():
         return (folder / SOURCE_NAME).stat().st_size
-    shapes, text = folder_shapes(folder), text_config(config)
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
+    shapes = folder_shapes(folder)
+    tied = is_tied(config)
     total = 0.0
     embedding = 0
     for name, shape in shapes.items():
@@ -101,11 +101,14 @@ def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
 
 
 def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
-    """The draft; the K/V projections of all layers are there once more in one matrix."""
+    """The draft; the K/V projections of all layers are there once more in one matrix, and so are
+    the rows of the target's head that a reduced vocabulary reads."""
     rate = kept.bytes_of(kept.draft_scheme)
     shapes = folder_shapes(folder)
     total = sum(math.prod(s) * (rate if len(s) > 1 else kept.width) for name, s in shapes.items())
     again = config.layers * 2 * config.kv_heads * config.head_dim * config.hidden_size
+    if "d2t" in shapes and "lm_head.weight" not in shapes:  # rows of the target's head
+        again += shapes["d2t"][0] * config.hidden_size
     return int(total + again * rate)
 
 

@@ -265,12 +265,11 @@ def _own_shapes(found: Shapes, config: DraftConfig) -> Shapes:
     shapes: Shapes = {}
     hidden = config.hidden_size
     reduced = config.draft_vocab_size
-    if reduced is not None:
-        shapes |= {"lm_head.weight": (reduced, hidden), "d2t": (reduced,)}
-    elif "d2t" in found:
-        shapes |= {"lm_head.weight": (*found["d2t"], hidden), "d2t": found["d2t"]}
-    elif "lm_head.weight" in found:
-        rows = config.vocab_size or found["lm_head.weight"][0]
+    rows = config.vocab_size or found.get("lm_head.weight", (0,))[0]
+    if reduced is not None or "d2t" in found:
+        rows = reduced or found["d2t"][0]
+        shapes["d2t"] = (rows,)
+    if "lm_head.weight" in found:
         shapes["lm_head.weight"] = (rows, hidden)
     if "embed_tokens.weight" in found:
         shapes["embed_tokens.weight"] = (found["embed_tokens.weight"][0], hidden)

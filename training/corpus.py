@@ -105,6 +105,10 @@ class Corpus:
         best = [small["best_ids"][:, 0].long() for small in self._small]
         return torch.bincount(torch.cat(best), minlength=vocab_size)
 
+    def ranked(self, vocab_size: int, limit: int | None = None) -> torch.Tensor:
+        """Ids by how often they are the target's best one, the most frequent first, ``[limit]``."""
+        return self.counts(vocab_size).argsort(descending=True, stable=True)[:limit]
+
     def unused(self, vocab_size: int) -> torch.Tensor:
         """Which ids occur in no sequence, bool ``[vocab_size]``."""
         ids = torch.cat([small["ids"].long() for small in self._small])

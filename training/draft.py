@@ -59,6 +59,13 @@ def settings(
             f"Blocks of {fit.short_block} and {fit.block} rows are asked for.",
             "Give 2 or more to --block, and no more than that to --short-block.",
         )
+    vocab = int(target.vocab_size)
+    if fit.draft_vocab is not None and not 2 <= fit.draft_vocab <= vocab:
+        raise OptionError(
+            f"A draft of {fit.draft_vocab} ids is asked for, the target has {vocab}.",
+            "Give 2 to that to --draft-vocab, or leave it out.",
+        )
+    reduced = {} if fit.draft_vocab in (None, vocab) else {"draft_vocab_size": fit.draft_vocab}
     rope = getattr(target, "rope_parameters", None) or {}
     # Where layers differ (Gemma 4) the first one gives the widths.
     layer = (getattr(target, "per_layer_config", None) or [target])[0]
@@ -69,7 +76,7 @@ def settings(
             "conv_kernel_size": _CONV_KERNEL,
             "conv_group_size": _CONV_GROUP,
             "selector_rank": fit.selector_rank,
-            "selector_top_k": min(_CANDIDATES, int(target.vocab_size)),
+            "selector_top_k": min(_CANDIDATES, fit.draft_vocab or vocab),
         }
     return {
         "architectures": ["DFlash2DraftModel" if fit.v2 else "DFlashDraftModel"],
@@ -80,7 +87,8 @@ def settings(
         "num_key_value_heads": int(layer.num_key_value_heads),
         "head_dim": int(getattr(layer, "head_dim", None) or target.hidden_size // heads),
         "intermediate_size": int(layer.intermediate_size),
-        "vocab_size": int(target.vocab_size),
+        "vocab_size": vocab,
+        **reduced,
         "hidden_act": "silu",
         "rms_norm_eps": float(target.rms_norm_eps),
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
@@ -168,6 +176,7 @@ def _from_folder(
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         tensors |= {name: tensor.float() for name, tensor in load_file(file).items()}
+    tensors.pop("d2t", None)  # which ids the new draft can say follows from its own answers
     # What version 2 adds starts as the identity where the draft lacks it.
     missing, foreign = network.load_state_dict(tensors, strict=False)
     lacking = [name for name in missing if "conv" not in name and "selector" not in name]

@@ -19,13 +19,21 @@ from .network import DraftNetwork
 from .recipe import Recipe
 
 
-def write_draft(folder: Path, network: DraftNetwork, raw: Mapping[str, Any]) -> None:
-    """Weights in bf16 under their published names, and config.json."""
+def write_draft(
+    folder: Path, network: DraftNetwork, raw: Mapping[str, Any], ids: torch.Tensor | None = None
+) -> None:
+    """Weights in bf16 under their published names, and config.json.
+
+    ``ids`` are those of a reduced vocabulary; its head are the target's rows and not in the file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: parameter.detach().to("cpu", torch.bfloat16).contiguous()
         for name, parameter in network.named_parameters()
     }
+    if ids is not None:
+        kept = ids.to("cpu").sort().values
+        tensors["d2t"] = kept - torch.arange(len(kept))
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     write_text(folder / "config.json", json.dumps(raw, indent=1) + "\n")
 
@@ -57,8 +65,8 @@ def write_card(
     version = "DFlash 2" if fit.v2 else "DFlash"
     text = f"""# {version} draft for {target}
 
-{parameters / 1e6:.1f} M parameters: {fit.layers} layers, block {fit.block}, {data.taps} taps. Made
-by `dflash-local train` {__version__} on {machine}.
+{parameters / 1e6:.1f} M parameters: {fit.layers} layers, block {fit.block}, {data.taps} taps,
+{fit.draft_vocab or "all"} ids to say. Made by `dflash-local train` {__version__} on {machine}.
 
 **Data.** {sequences} sequences with {answer_tokens} answer tokens, written by the target itself:
 greedy, but {data.sampled:.0%} of the answers at temperature {data.temperature:g}; at most

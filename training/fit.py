@@ -74,7 +74,7 @@ class Fit:
         if recipe.steps:
             self.progress.steps = recipe.steps
         head = teacher.head if autocast is None else teacher.head.to(autocast)
-        self._loss = SlotLoss(head, corpus.counts(len(teacher.head)), recipe)
+        self._loss = SlotLoss(head, corpus.ranked(len(head), recipe.draft_vocab), recipe)
         self._epoch = -1
         self._order: list[list[int]] = []
 

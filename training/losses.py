@@ -34,13 +34,13 @@ class SlotLoss:
 
     Args:
         head: the target's output head, ``[vocab, hidden]``.
-        counts: how often each id is the target's best one, ``[vocab]``.
+        ranked: the ids that the draft can say, the most frequent first.
         fit: the numbers.
     """
 
-    def __init__(self, head: torch.Tensor, counts: torch.Tensor, fit: FitRecipe) -> None:
+    def __init__(self, head: torch.Tensor, ranked: torch.Tensor, fit: FitRecipe) -> None:
         self._head, self._fit = head, fit
-        ranked = counts.to(head.device).argsort(descending=True, stable=True)
+        ranked = ranked.to(head.device)
         whole = fit.loss_vocab >= len(ranked)
         frequent = len(ranked) if whole else fit.loss_vocab * 2 // 3
         self._frequent, self._rare = ranked[:frequent], ranked[frequent:]

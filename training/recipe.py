@@ -58,6 +58,8 @@ class FitRecipe:
     v2: bool = False
     selector_rank: int = 32
     """Columns of the candidate selector's codebooks, where ``v2`` is set."""
+    draft_vocab: int | None = None
+    """Ids that the draft can say, the most frequent ones of the answers; None is all of them."""
     init: str = "target"
     """``target`` copies layers of the target, ``random`` none, a folder goes on from that draft."""
     steps: int | None = None

@@ -179,6 +179,7 @@ class Training:
         hold(folder / "recipe.json", {k: v for k, v in asdict(recipe).items() if k not in free})
         autocast = self._dtype if self._dtype != torch.float32 else None
         fit = Fit(folder, recipe, network, corpus, teacher, autocast)
+        ids = corpus.ranked(len(teacher.head), recipe.draft_vocab) if recipe.draft_vocab else None
         worth = read_worth(folder / "held_out.jsonl")
 
         def tell(progress: Progress, loss: float, tau: float) -> None:
@@ -186,10 +187,10 @@ class Training:
             self._report(TrainProgress("fit", progress.step, progress.steps, note))
             at = [round(share * progress.steps) for share in _CHECKS]
             if progress.step in at and progress.step not in [step for step, _ in worth]:
-                self._check(fit, raw, worth, _CHECK_PROMPTS)
+                self._check(fit, raw, ids, worth, _CHECK_PROMPTS)
 
         fit.run(tell)
-        self._check(fit, raw, worth, None)
+        self._check(fit, raw, ids, worth, None)
         write_card(
             self.out / "draft",
             self.target.name,
@@ -205,11 +206,16 @@ class Training:
         )
 
     def _check(
-        self, fit: Fit, raw: dict[str, object], worth: list[tuple[int, Worth]], count: int | None
+        self,
+        fit: Fit,
+        raw: dict[str, object],
+        ids: torch.Tensor | None,
+        worth: list[tuple[int, Worth]],
+        count: int | None,
     ) -> None:
         """Export the draft as it is and answer held-out prompts with it."""
         step = fit.progress.step
-        write_draft(self.out / "draft", fit.network, raw)
+        write_draft(self.out / "draft", fit.network, raw, ids)
         found = evaluate(
             self.target,
             self.out / "draft",

@@ -100,6 +100,45 @@ def test_a_reduced_vocabulary_of_everything_is_the_targets(
     assert verdicts(kit, whole) == verdicts(kit, loop_pair(tmp_path / "b"))
 
 
+def without_head(pair: Pair) -> Pair:
+    rewrite(pair[1], lambda t: {name: a for name, a in t.items() if name != "lm_head.weight"})
+    return pair
+
+
+@every_kit
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reduced_vocabulary_without_a_head_reads_rows_of_the_targets(
+    kit: SamplingKit, version: int, tied: bool, temperature: float, tmp_path: Path
+) -> None:
+    """What it drafts is what it drafts with a copy of those rows."""
+    found = []
+    for name in ("own", "shared"):
+        pair = speculators_pair(tmp_path / name, version=version, kept=KEPT)
+        edit(pair[0], {"tie_word_embeddings": tied}, {})
+        target = load_file(pair[0] / "model.safetensors")
+        rows = target["model.embed_tokens.weight" if tied else "lm_head.weight"][KEPT]
+        rewrite(pair[1], lambda t, rows=rows: {**t, "lm_head.weight": rows})  # type: ignore[misc]
+        if name == "shared":
+            without_head(pair)
+        found.append(verdicts(kit, pair, SamplingParams(temperature=temperature, seed=1)))
+    assert found[0] == found[1]
+
+
+@every_kit
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_quantised_head_serve_too(kit: SamplingKit, bits: int, tmp_path: Path) -> None:
+    pair = without_head(speculators_pair(tmp_path, kept=KEPT))
+    scheme = {4: "nf4", 8: "int8"}[bits] if kit.name == "torch" else f"{bits}bit"
+    backend = kit.open(*pair, Options(quantize=scheme))
+    truth = plain(backend, PROMPT, 40)
+    assert done(run(backend, count=3)).tokens == tuple(truth)
+    backend.close()
+    found = drafted(verdicts(kit, pair))
+    assert {token for ids in found for token in ids} <= set(KEPT)
+
+
 @every_kit
 def test_an_own_embedding_and_head_are_used(kit: SamplingKit, tmp_path: Path) -> None:
     target = load_file(DATA / "loop" / "target.safetensors")

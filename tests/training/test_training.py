@@ -49,7 +49,14 @@ def evaluations(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("more", [(), ("--v2",), ("--features", "recompute", "--init", "random")])
+MANNERS: list[tuple[str, ...]] = [
+    (),
+    ("--v2", "--draft-vocab", "80"),
+    ("--features", "recompute", "--init", "random", "--draft-vocab", "60"),
+]
+
+
+@pytest.mark.parametrize("more", MANNERS)
 def test_tau_rises_and_the_draft_serves(
     target: Path, prompts: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
@@ -64,6 +71,10 @@ def test_tau_rises_and_the_draft_serves(
         plain = engine.complete("Hello there", settings, block=0, reuse=False)
         drafted = engine.complete("Hello there", settings, block=4, reuse=False)
     assert drafted.tokens == plain.tokens
+    tensors = load_file(out / "draft" / "model.safetensors")
+    assert "lm_head.weight" not in tensors, "the head is the target's"
+    said = int(more[-1]) if "--draft-vocab" in more else None
+    assert (len(tensors["d2t"]) if "d2t" in tensors else None) == said
 
 
 def kill_when(argv: list[str], ready: Callable[[], bool]) -> None:
