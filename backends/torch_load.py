@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from dflash_local.backend import BackendInfo
 from dflash_local.draft_config import read_draft_config
 from dflash_local.errors import OptionError
 from dflash_local.events import LoadProgress
+from dflash_local.free_memory import cpu_threads
 from dflash_local.weights import check_draft, read_json, stop_ids
 
 from .torch_backend import TorchBackend
@@ -121,7 +121,7 @@ def open_pair(
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
     if device.type == "cpu":
-        torch.set_num_threads(options.threads or _threads())
+        torch.set_num_threads(options.threads or cpu_threads())
     steps = 3 if draft_dir else 2
     progress(LoadProgress("checking files", 0, steps))
     config = target_config(target_dir)
@@ -240,15 +240,6 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 def _name(dtype: torch.dtype) -> str:
     return next(name for name, known in _DTYPES.items() if known == dtype)
-
-
-def _threads() -> int:
-    """Threads for the small products of a decode step.
-
-    They wait for each other at every operator, so a thread on a busy core stalls all; half of
-    the physical cores leaves room for the rest of the machine.
-    """
-    return max(1, min(8, (os.cpu_count() or 2) // 4))
 
 
 def _context(asked: int | None, limit: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
@@ -74,11 +75,24 @@ def cpu_bf16() -> bool:
 
 
 def cpu_packs() -> frozenset[str]:
-    """The types that the library of CPU kernels takes here; for bf16 it asks for these units."""
+    """The types that the library of CPU kernels takes here.
+
+    For bf16 it asks for certain units; fp32 is packed where several threads share a product.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return frozenset()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
-    return frozenset(("fp32", "bf16") if wide else ("fp32",))
+    several = cpu_threads() > 1
+    return frozenset(("bf16",) * wide + ("fp32",) * several)
+
+
+def cpu_threads() -> int:
+    """Threads for the small products of a decode step.
+
+    They wait for each other at every operator, so a thread on a busy core stalls all; half of
+    the physical cores leaves room for the rest of the machine.
+    """
+    return max(1, min(8, (os.cpu_count() or 2) // 4))
 
 
 def _cpu_flags() -> set[str]:
