@@ -73,7 +73,7 @@ def test_the_demo_pair() -> None:
 
     demo.ensure(lambda stage, done, total: None)
     pair = PairOpener("demo", options=LoadOptions("torch", "fp32", context=2048, threads=1))
-    tokens = tokens_or(60)
+    tokens = tokens_or(100)
     turns = min(TURNS, max(10, tokens // 50))
     tally = soak(lambda: pair(lambda step: None), tokens=tokens, turns=turns, sampled=True, seed=3)
     assert tally.tokens >= tokens
