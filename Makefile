@@ -35,7 +35,7 @@ chat: .venv/ready
 	fi
 
 test: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

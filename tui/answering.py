@@ -38,6 +38,10 @@ class Audience(Protocol):
         """Figures have changed."""
         ...
 
+    def waited(self) -> None:
+        """The answer runs on; called before every look at it."""
+        ...
+
     async def answered(self, reply: Reply, update: Update) -> None:
         """The answer ended; its text is all shown."""
         ...
@@ -68,6 +72,7 @@ class Answering:
         self._client.start(make)
         while True:
             began = monotonic()
+            self._audience.waited()
             update = self._client.take()
             await self._apply(reply, update)
             if update.ended:

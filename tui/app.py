@@ -11,9 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from textual.app import App, SystemCommand
+from rich.console import RenderableType
+from textual.app import App, ScreenStackError, SystemCommand
+from textual.css.query import NoMatches
+from textual.dom import NoScreen
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.widget import MountError
+from textual.worker import WorkerCancelled, WorkerFailed
 
 from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.cli import OneLineParser
@@ -32,6 +37,8 @@ from .settings import load_settings
 from .themes import of_terminal
 
 EXIT_INTERRUPTED = 130
+GONE = (MountError, NoMatches, NoScreen, ScreenStackError, WorkerCancelled)
+"""What showing something raises where its place is gone."""
 PICTURE_TOKENS = 200
 """Tokens of the answer in a picture."""
 
@@ -70,6 +77,8 @@ class DflashApp(App[int]):
         openers: Callable[[str], ServiceOpener] | None = None,
     ) -> None:
         super().__init__()
+        self._left = False
+        """Whether the user has left; the app may take a while to close."""
         self.options = options = options or Options()
         self.settings = load_settings()
         self.set_keymap(self.settings.keymap)
@@ -100,6 +109,24 @@ class DflashApp(App[int]):
             chat = self.chat_screen.chat
             chat.options = ChatOptions(SamplingParams(max_tokens=PICTURE_TOKENS))
             self.set_interval(0.5, self._take_picture)
+
+    def exit(
+        self,
+        result: int | None = None,
+        return_code: int = 0,
+        message: RenderableType | None = None,
+    ) -> None:
+        """Leave, whatever is being shown."""
+        self._left = True
+        super().exit(result, return_code, message)
+
+    def _handle_exception(self, error: Exception) -> None:
+        # Widgets close one after the other while an answer, the load or a key may still be about
+        # to show something; every way of that fails, and none of it is to be seen any more.
+        cause = error.error if isinstance(error, WorkerFailed) else error
+        leaving = self._left or not self.is_running
+        if not (leaving and isinstance(cause, GONE)):
+            super()._handle_exception(error)
 
     def on_unmount(self) -> None:
         """Keep the settings."""

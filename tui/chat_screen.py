@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,12 +13,13 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Static
 from textual.worker import Worker
 
 from dflash_local.backend import BackendInfo
 from dflash_local.chat import Chat, Conversation
-from dflash_local.errors import ContextFull, DflashError
+from dflash_local.errors import ContextFull, DflashError, OptionError
 from dflash_local.events import Event, Prefill, Round
 from dflash_local.history import PromptHistory
 from dflash_local.service import Service
@@ -102,6 +103,10 @@ class ChatScreen(Screen[None]):
         self.keys = KeyLine(ascii_only=look.ascii_only)
         self._below = Static(Content("new text below · End"), id="below")
         self._worker: Worker[None] | None = None
+        self._stopping = False
+        """The running answer is to stop."""
+        self._halting = False
+        """Somebody waits for its end, and goes on before anything that is queued."""
 
     def compose(self) -> ComposeResult:
         """Transcript above, prompt and status below."""
@@ -135,8 +140,8 @@ class ChatScreen(Screen[None]):
 
     @property
     def generating(self) -> bool:
-        """An answer is being written."""
-        return self._worker is not None
+        """An answer is begun, being written, or somebody waits for its end."""
+        return self._worker is not None or self._halting
 
     @property
     def info(self) -> BackendInfo | None:
@@ -222,8 +227,8 @@ class ChatScreen(Screen[None]):
     def _typed(self) -> None:
         self.completions.show(self.prompt.text)
 
-    async def send(self, text: str) -> None:
-        """Send a message now, or queue it."""
+    async def send(self, text: str, queued: UserMessage | None = None) -> None:
+        """Send a message now, or queue it; ``queued`` is where it waited until now."""
         self.transcript.follow()
         number = len(self.chat.conversation.turns)
         if self.generating or self.info is None:
@@ -234,47 +239,97 @@ class ChatScreen(Screen[None]):
         if self.editing:
             self.editing = False
             self.keys.say()
-            await self.again(lambda: self.chat.edit(text), text)
+            await self.again(lambda: self.chat.edit(text), text, queued)
             return
-        await self.transcript.add(UserMessage(number, text))
-        await self.answer(lambda: self.chat.send(text), number)
+        gone = [queued] if queued is not None else []
+        message = UserMessage(number, text)
+        self.answer(lambda: self.chat.send(text), number, message, instead_of=gone)
 
-    async def again(self, make: Callable[[], Iterator[Event]], text: str) -> None:
+    async def again(
+        self,
+        make: Callable[[], Iterator[Event]],
+        text: str,
+        queued: UserMessage | None = None,
+    ) -> None:
         """Answer the last turn anew, in the place of what is shown of it."""
         number = len(self.chat.conversation.turns) - 1
-        for widget in self.transcript.message_widgets():
-            if widget.turn == number and not widget.has_class("queued"):
-                await widget.remove()
-        await self.transcript.add(UserMessage(number, text))
+        gone: list[UserMessage | Reply] = [
+            widget
+            for widget in self.transcript.message_widgets()
+            if widget is queued or (widget.turn == number and not widget.has_class("queued"))
+        ]
+        message = UserMessage(number, text)
         if self.service.alive:
-            await self.answer(make, number)
+            self.answer(make, number, message, instead_of=gone)
             return
+        await self.transcript.add(message, instead_of=gone)
         self.load.waiting = make
         await self.load.reload()
 
-    async def answer(
-        self, make: Callable[[], Iterator[Event]], turn: int, reply: Reply | None = None
+    def answer(
+        self,
+        make: Callable[[], Iterator[Event]],
+        turn: int,
+        *messages: UserMessage,
+        reply: Reply | None = None,
+        instead_of: Sequence[Widget] = (),
     ) -> None:
-        """Start an answer, in a new reply or going on in one."""
+        """Start an answer, in a new reply or going on in one.
+
+        It counts as begun at once: what is pressed while its widgets come finds an answer running.
+
+        Args:
+            make: begins the answer, on a thread.
+            turn: whose answer it is.
+            messages: shown before a new reply.
+            reply: the one to go on in.
+            instead_of: widgets that go.
+
+        Raises:
+            OptionError: one is being written.
+        """
+        if self.generating:
+            raise OptionError("An answer is being written.", "Stop it first, with Esc.")
         if self.loader.timing:
             self.service.stop()
-        if reply is None:
-            reply = self.transcript.new_reply(turn)
-            await self.transcript.add(reply)
+        self._stopping = False
         self.keys.say()
         self.keys.busy(True)
+        self._worker = self.run_worker(
+            self._answer(make, messages, reply, self.transcript.new_reply(turn), instead_of),
+            group="answer",
+        )
+
+    async def _answer(
+        self,
+        make: Callable[[], Iterator[Event]],
+        messages: Sequence[UserMessage],
+        reply: Reply | None,
+        new: Reply,
+        instead_of: Sequence[Widget],
+    ) -> None:
+        if reply is None:
+            await self.transcript.add(*messages, new, instead_of=instead_of)
         self.transcript.follow()
-        self._worker = self.run_worker(self.answering.run(make, reply), group="answer")
+        await self.answering.run(make, reply or new)
 
     def stop(self) -> None:
         """Stop after the current round."""
+        self._stopping = self._worker is not None
         self.service.stop()
         self.live.state("stopping")
 
-    async def until_idle(self) -> None:
-        """Wait for the running answer to end."""
-        if self._worker is not None:
-            await self._worker.wait()
+    async def halt(self) -> None:
+        """Stop the running answer and wait for its end; what is queued stays queued."""
+        worker = self._worker
+        if worker is None:
+            return
+        self._halting = True
+        try:
+            self.stop()
+            await worker.wait()
+        finally:
+            self._halting = False
 
     async def open_session(self, session: Session) -> None:
         """Go on with another saved chat, or a new one."""
@@ -290,6 +345,11 @@ class ChatScreen(Screen[None]):
         await self.transcript.show(session.conversation)
 
     # -- the answer
+
+    def waited(self) -> None:
+        """The answer runs on; asked to stop before it ran, it is asked again."""
+        if self._stopping:
+            self.service.stop()
 
     def progressed(self, prefill: Prefill | None, rounds: tuple[Round, ...]) -> None:
         """Figures of the running answer have changed."""
@@ -330,8 +390,7 @@ class ChatScreen(Screen[None]):
         """Send the next queued message, if there is one and nothing stands in its way."""
         if self.queued and not self.generating and self.info is not None:
             message = self.queued.popleft()
-            await message.remove()
-            await self.send(message.text)
+            await self.send(message.text, message)
 
     # -- the view
 

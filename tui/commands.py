@@ -78,9 +78,7 @@ async def retry(screen: ChatScreen, _: str) -> None:
     """Answer the last message once more; stops a running answer first."""
     if not screen.chat.conversation.turns:
         raise OptionError("There is nothing to regenerate yet.", "Send a message first.")
-    if screen.generating:
-        screen.stop()
-        await screen.until_idle()
+    await screen.halt()
     text = screen.chat.conversation.turns[-1].current.user
     await screen.again(screen.chat.retry, text)
 
@@ -120,7 +118,7 @@ async def go_on(screen: ChatScreen, _: str) -> None:
 
     if isinstance(reply, Reply):
         reply.begin_again()
-        await screen.answer(screen.chat.go_on, reply.turn, reply)
+        screen.answer(screen.chat.go_on, reply.turn, reply=reply)
 
 
 async def new_chat(screen: ChatScreen, _: str) -> None:

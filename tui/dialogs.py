@@ -12,10 +12,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from .dialog import Dialog
 from .visible import visible
 
 
@@ -29,7 +29,7 @@ class Choice:
     enabled: bool = True
 
 
-class ChooseDialog(ModalScreen[str | None]):
+class ChooseDialog(Dialog[str | None]):
     """A list; returns the key of the chosen line, or None."""
 
     DEFAULT_CSS = """
@@ -76,7 +76,7 @@ class ChooseDialog(ModalScreen[str | None]):
         self.dismiss(event.option_id)
 
 
-class TextDialog(ModalScreen[None]):
+class TextDialog(Dialog[None]):
     """A text to read and scroll."""
 
     DEFAULT_CSS = """

@@ -5,6 +5,7 @@ What it finds out is told in the screen's own time, never from the thread.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -59,10 +60,16 @@ class Loader:
         self._audience = audience
         self.timing = False
         """Plain decoding is being timed; whoever wants an answer stops it first."""
+        self._left = False
+        """Another loader watches now; what this one still hears is of a process that is gone."""
 
     def start(self) -> None:
         """Watch the load that is going on."""
         threading.Thread(target=self._run, name="dflash-loader", daemon=True).start()
+
+    def leave(self) -> None:
+        """Tell nothing more."""
+        self._left = True
 
     def read_memory(self) -> None:
         """Ask what the engine holds, without waiting for it."""
@@ -110,4 +117,10 @@ class Loader:
             self._tell(self._audience.remember, self._service.memory())
 
     def _tell(self, what: Callable[..., Any], *values: object) -> None:
-        self._screen.call_later(what, *values)
+        self._screen.call_later(self._deliver, what, *values)
+
+    async def _deliver(self, what: Callable[..., Any], *values: object) -> None:
+        if not self._left:
+            told = what(*values)
+            if inspect.isawaitable(told):
+                await told

@@ -36,6 +36,7 @@ class PairLoad:
         """Show the progress of the load that is going on."""
         screen = self._screen
         self.info = None
+        self.loader.leave()
         await screen.transcript.add(LoadingCard(screen.pair))
         screen.live.loading(screen.pair)
         self.loader = Loader(screen.service, screen, self)
@@ -57,7 +58,6 @@ class PairLoad:
     async def loaded(self, info: BackendInfo, seconds: float) -> None:
         """The pair is ready."""
         screen = self._screen
-        self.info = info
         await screen.query(LoadingCard).remove()
         await screen.query(".loaded").remove()
         draft = f" with {info.draft}" if info.draft else ", no draft"
@@ -65,9 +65,11 @@ class PairLoad:
         words = f"Ready: {info.target}{draft} · {where} · {figures.seconds(seconds)}"
         await screen.transcript.mount(Note(words, classes="loaded"), before=0)
         screen.live.loaded(info)
+        # Last, so that nothing that is typed meanwhile goes before what waits.
+        self.info = info
         make, self.waiting = self.waiting, None
-        if make is not None:
-            await screen.answer(make, len(screen.chat.conversation.turns) - 1)
+        if make is not None and not screen.generating:
+            screen.answer(make, len(screen.chat.conversation.turns) - 1)
         else:
             await screen.send_next()
 

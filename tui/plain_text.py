@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
@@ -22,27 +24,31 @@ class PlainText(Vertical):
         super().__init__(classes=classes)
         self.text = ""
         self._last = ""
-        self._initial = text
+        self._early: str | None = text
+        """What came before there was a place for it; None from then on."""
+        self._lock = asyncio.Lock()
+        """Text may come from the answer and from the key that opens the view, at the same time."""
 
     async def on_mount(self) -> None:
-        """Show the text given at the start."""
-        initial, self._initial = self._initial, ""
-        await self.append(initial)
+        """Show what came before."""
+        early, self._early = self._early or "", None
+        await self.append(early)
 
     async def append(self, text: str) -> None:
         """Add text at the end."""
-        if not self.is_mounted:
-            self._initial += text
+        if self._early is not None:
+            self._early += text
             return
         self.text += text
-        self._last += text
-        cut = _cut(self._last)
-        while cut:
-            await self._show(self._last[:cut].removesuffix("\n"), new=True)
-            self._last = self._last[cut:]
+        async with self._lock:
+            self._last += text
             cut = _cut(self._last)
-        if self._last:
-            await self._show(self._last.removesuffix("\n"), new=False)
+            while cut:
+                await self._show(self._last[:cut].removesuffix("\n"), new=True)
+                self._last = self._last[cut:]
+                cut = _cut(self._last)
+            if self._last:
+                await self._show(self._last.removesuffix("\n"), new=False)
 
     async def _show(self, text: str, *, new: bool) -> None:
         """Fill the last widget; ``new`` completes it, so the next text gets another."""
@@ -51,7 +57,7 @@ class PlainText(Vertical):
             piece = open_pieces.last(Static)
             piece.update(Content(text))
         else:
-            piece = Static(Content(text), classes="open")
+            piece = Static(Content(text), classes="piece open")
             await self.mount(piece)
         if new:
             piece.remove_class("open")

@@ -13,9 +13,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import ProgressBar, Static
 
+from .dialog import Dialog
 from .visible import one_line, visible
 
 _AMOUNT = re.compile(r"(\d+) of (\d+) MB")
@@ -26,7 +26,7 @@ def command(name: str) -> list[str]:
     return [sys.executable, "-m", "dflash_local", "pull", name]
 
 
-class PullDialog(ModalScreen[bool]):
+class PullDialog(Dialog[bool]):
     """Returns whether the pair is here now."""
 
     DEFAULT_CSS = """

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from dflash_local.errors import DflashError
@@ -23,6 +22,7 @@ from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 
 from . import figures
+from .dialog import Dialog
 from .visible import visible
 
 LENGTH = 160
@@ -81,7 +81,7 @@ def judge(prompt: Prompt, plain: Done, fast: Done, margin: Callable[[list[int]],
     return Verdict(False, place, margin([*prompt.ids, *plain.tokens[:place]]), ratio)
 
 
-class RaceScreen(ModalScreen[float | None]):
+class RaceScreen(Dialog[float | None]):
     """Runs and replays; returns the plain speed that it measured."""
 
     DEFAULT_CSS = """

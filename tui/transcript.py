@@ -6,6 +6,8 @@ resizing then cost the same in a chat of any length.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -83,6 +85,8 @@ class Transcript(VerticalScroll):
         self._first = 0
         """The earliest turn that is mounted."""
         self._loading = False
+        self._lock = asyncio.Lock()
+        """Held while messages come or go, as keys, answers and scrolling keep their own time."""
 
     def on_mount(self) -> None:
         """Start at the end."""
@@ -90,23 +94,32 @@ class Transcript(VerticalScroll):
 
     async def show(self, conversation: Conversation) -> None:
         """Show another conversation, its last turns first."""
-        self._conversation = conversation
-        self._first = max(0, len(conversation.turns) - WINDOW)
-        await self.remove_children()
-        widgets = self._built(self._first, len(conversation.turns))
-        if self._first:
-            widgets.insert(0, self._earlier())
-        await self.mount_all(widgets)
+        async with self._lock:
+            self._conversation = conversation
+            self._first = max(0, len(conversation.turns) - WINDOW)
+            await self.remove_children()
+            widgets = self._built(self._first, len(conversation.turns))
+            if self._first:
+                widgets.insert(0, self._earlier())
+            await self.mount_all(widgets)
         last = widgets[-1] if widgets else None
         if isinstance(last, Reply) and last.answer is not None and not last.answer.error:
             last.notice(figures.how_to_go_on(last.answer))
         self.follow()
 
-    async def add(self, *widgets: Widget) -> None:
-        """Put messages at the end; the earliest go where many are mounted."""
-        await self.mount(*widgets)
-        if self.following:
-            await self._drop_far()
+    async def add(self, *widgets: Widget, instead_of: Sequence[Widget] = ()) -> None:
+        """Put messages at the end; the earliest go where many are mounted.
+
+        Args:
+            widgets: what comes.
+            instead_of: messages that go.
+        """
+        async with self._lock:
+            for widget in instead_of:
+                await widget.remove()
+            await self.mount(*widgets)
+            if self.following:
+                await self._drop_far()
 
     def message_widgets(self) -> list[UserMessage | Reply]:
         """The mounted messages, in order."""
@@ -186,14 +199,15 @@ class Transcript(VerticalScroll):
         return Note(f"{figures.turns(self._first, 'earlier ')}: scroll up", classes="earlier")
 
     async def _load_earlier(self) -> None:
-        first = max(0, self._first - MORE)
-        widgets = self._built(first, self._first)
-        self._first = first
-        below = self.max_scroll_y - self.scroll_y
-        with self.app.batch_update():
-            await self.query(".earlier").remove()
-            head: list[Widget] = [self._earlier()] if first else []
-            await self.mount_all([*head, *widgets], before=0)
+        async with self._lock:
+            first = max(0, self._first - MORE)
+            widgets = self._built(first, self._first)
+            self._first = first
+            below = self.max_scroll_y - self.scroll_y
+            with self.app.batch_update():
+                await self.query(".earlier").remove()
+                head: list[Widget] = [self._earlier()] if first else []
+                await self.mount_all([*head, *widgets], before=0)
         self.call_after_refresh(self._keep_place, below)
 
     def _keep_place(self, below: float) -> None:

@@ -101,6 +101,11 @@ async def _step(screen: ChatScreen, direction: int) -> None:
         await screen.transcript.show(screen.chat.conversation)
 
 
+def _refuse_while_generating(screen: ChatScreen) -> None:
+    if screen.generating:
+        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+
+
 def panel(screen: ChatScreen, _: str) -> None:
     """Off, compact, full."""
     screen.settings.panel = screen.panel.cycle()
@@ -165,8 +170,7 @@ def swap_enter(screen: ChatScreen, _: str) -> None:
 
 def sessions(screen: ChatScreen, _: str) -> None:
     """Choose a saved chat."""
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    _refuse_while_generating(screen)
     infos = screen.store.list()[:200]
     if not infos:
         raise OptionError("There is no saved chat yet.", "Every chat is saved as it goes.")
@@ -184,6 +188,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
         if info is None or info.path == screen.session.path:
             return
         try:
+            _refuse_while_generating(screen)  # an answer may have begun behind the dialog
             await screen.open_session(screen.store.open(info.path))
         except DflashError as error:
             screen.tell(str(error), severity="error")
@@ -193,8 +198,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
 
 async def choose_model(screen: ChatScreen, argument: str) -> None:
     """Switch to another pair; without a name, choose one that fits this machine."""
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    _refuse_while_generating(screen)
     if argument:
         await _switch(screen, argument)
         return
@@ -203,7 +207,7 @@ async def choose_model(screen: ChatScreen, argument: str) -> None:
 
     async def chosen(name: str | None) -> None:
         if name is not None:
-            await _switch(screen, name)
+            await screen.perform("model.choose", name)
 
     title = f"Models · this machine has {figures.gigabytes(memory_here())} of memory"
     hint = "Enter chooses, and downloads where needed · Esc closes"
@@ -241,16 +245,14 @@ def pull(screen: ChatScreen, name: str) -> None:
 
     async def pulled(ready: bool | None) -> None:
         if ready:
-            await _switch(screen, name)
+            await screen.perform("model.choose", name)
 
     screen.app.push_screen(PullDialog(name, offered.question), pulled)
 
 
 async def reload(screen: ChatScreen, _: str) -> None:
     """Start the engine process anew."""
-    if screen.generating:
-        screen.stop()
-        await screen.until_idle()
+    await screen.halt()
     await screen.load.reload()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import dflash_local
+from dflash_local import Engine, demo
 from dflash_local.backend import Backend
 from dflash_local.backends.scripted import ScriptedBackend, cycling, mixed_target
 from tests.support.kits import Kit, Options, model_kits
@@ -49,6 +51,14 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
     yield opener
     for backend in opened:
         backend.close()
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[Engine]:
+    """The demo pair in fp32, where rounding explains no difference, loaded once a process."""
+    demo.ensure(lambda stage, done, total: None)
+    with dflash_local.load("demo", backend="torch", dtype="fp32", threads=1) as loaded:
+        yield loaded
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import dflash_local
-from dflash_local import SamplingParams, demo
+from dflash_local import Engine, SamplingParams
 from dflash_local.bench_prompts import chosen
 from dflash_local.bench_sampling import run_sampled
 
@@ -13,13 +12,12 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 
-def test_rejection_emits_more_per_round_than_comparing_samples() -> None:
-    demo.ensure(lambda stage, done, total: None)
-    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=40)
-    with dflash_local.load("demo", backend="torch", threads=1) as engine:
-        report = run_sampled(engine, chosen(4), sampling)
-        warm = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=16)
-        texts = [engine.complete("Tell a joke.", warm).text for _ in range(2)]
+def test_rejection_emits_more_per_round_than_comparing_samples(demo_engine: Engine) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=24)
+    report = run_sampled(demo_engine, chosen(2), sampling, block=4)
+    print(report)
+    warm = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=16)
+    texts = [demo_engine.complete("Tell a joke.", warm).text for _ in range(2)]
     tau = {way.name: way.tau for way in report.ways}
     assert tau["plain"] == 0
     assert tau["rejection"] > tau["compare"]

@@ -191,8 +191,8 @@ def test_torch_and_mlx_give_the_same_ids(tmp_path: Path, name: str) -> None:
     theirs = torch_load.open_pair(target, draft, Options(), lambda step: None)
     for prompt in (PROMPT, PROMPT[:3], (1, 2, 3, 4, 5) * 8):
         for count in (0, 3):
-            a = [e for e in run(ours, prompt, count=count, max_tokens=120)]
-            b = [e for e in run(theirs, prompt, count=count, max_tokens=120)]
+            a = [e for e in run(ours, prompt, count=count, max_tokens=60)]
+            b = [e for e in run(theirs, prompt, count=count, max_tokens=60)]
             assert done(a).tokens == done(b).tokens
     for backend in (ours, theirs):
         backend.rewind(0)

@@ -32,13 +32,13 @@ def folder() -> Path:
     return demo.ensure(lambda stage, done, total: None)
 
 
-def test_thirty_two_tokens_with_and_without_the_draft(folder: Path) -> None:
+def test_ids_with_and_without_the_draft(folder: Path) -> None:
     tokenizer = HubTokenizer(folder)
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": QUESTION}], None))
     options = Options(dtype="fp32", context=1024)
     backend = open_pair(folder, demo.draft_folder(), options, lambda step: None)
-    speculative = done(run(backend, prompt, count=7, max_tokens=32))
-    plain = done(run(backend, prompt, count=0, max_tokens=32))
+    speculative = done(run(backend, prompt, count=7, max_tokens=16))
+    plain = done(run(backend, prompt, count=0, max_tokens=16))
     backend.close()
     print(f"tau {speculative.stats.tau:.2f}: {tokenizer.decode(speculative.tokens)!r}")
     assert speculative.tokens == plain.tokens

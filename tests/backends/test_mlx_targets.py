@@ -93,11 +93,11 @@ def test_layers_run_one_by_one_equal_the_librarys_forward(
 
 
 def test_speculative_ids_are_the_plain_ids(name: str, open_target: Opener) -> None:
-    truth = plain(open_target(None), PROMPT, 220)
+    truth = plain(open_target(None), PROMPT, 130)
     assert len(set(truth)) > 5, "the answer must be varied"
     backend = open_target(scripted([*PROMPT, *truth]))
-    end = done(run(backend, count=BLOCK - 1, max_tokens=200))
-    assert end.tokens == tuple(truth[:200])
+    end = done(run(backend, count=BLOCK - 1, max_tokens=120))
+    assert end.tokens == tuple(truth[:120])
     assert 0 < end.stats.accepted < end.stats.drafted
     assert 2.5 < end.stats.tau < 4.5
 

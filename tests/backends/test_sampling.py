@@ -125,7 +125,7 @@ def test_penalties_count_each_token_once(backend: Backend) -> None:
 def test_drafts_leave_the_distribution_alone(
     kit: SamplingKit, make: Callable[[Path], tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    """Two tokens behind a fixed history: drafted against plain, 1,200 answers each."""
+    """Two tokens behind a fixed history: drafted against plain, 400 answers each."""
     backend = kit.open(*make(tmp_path), Options())
     sampling = settings(temperature=1.0, top_k=3, seed=8)
     backend.configure(sampling)
@@ -135,7 +135,7 @@ def test_drafts_leave_the_distribution_alone(
 
     def seen(count: int) -> Counter[tuple[int, ...]]:
         pairs: Counter[tuple[int, ...]] = Counter()
-        for _ in range(1200):
+        for _ in range(400):
             backend.rewind(len(PROMPT))
             tokens: tuple[int, ...] = ()
             last = pending

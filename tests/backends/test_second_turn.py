@@ -92,11 +92,11 @@ def talk_through(
         talk.check_cold()
 
 
-def test_after_three_thousand_tokens(kit: Kit, tmp_path: Path) -> None:
-    target, draft = chat_pair(tmp_path, positions=4096)
+def test_after_a_long_first_turn(kit: Kit, tmp_path: Path) -> None:
+    target, draft = chat_pair(tmp_path, positions=2048)
     dice = random.Random(4)
-    history = "".join(chr(dice.randint(97, 122)) for _ in range(3000))
-    options = Options(context=4096)
+    history = "".join(chr(dice.randint(97, 122)) for _ in range(1500))
+    options = Options(context=2048)
     talk_through(lambda: kit.open(target, draft, options), HubTokenizer(target), history, 24)
 
 
@@ -107,11 +107,11 @@ def test_the_demo_pair() -> None:
     from dflash_local.bench_topics import SUMMARISE
 
     target = demo.ensure(lambda stage, done, total: None)
-    history = " ".join(text for _, text in SUMMARISE[:4])
+    history = " ".join(text for _, text in SUMMARISE[:2])
     options = Options(context=1024)
     talk_through(
         lambda: TorchKit().open(target, demo.draft_folder(), options),
         HubTokenizer(target),
         history,
-        12,
+        8,
     )

@@ -73,7 +73,7 @@ def foreign_features(weights: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spoil", "tokens"), [(random_weights, TOKENS), (foreign_features, TOKENS // 8)]
+    ("spoil", "tokens"), [(random_weights, TOKENS // 4), (foreign_features, TOKENS // 8)]
 )
 def test_the_demo_target(
     spoil: Callable[[dict[str, Any]], None],
@@ -101,5 +101,4 @@ def test_the_demo_target(
     backend = open_pair(target, draft, Options(context=1024), lambda step: None)
     rounds, speed = told(backend, HubTokenizer(target), monkeypatch, tokens=tokens)
     assert any(r.parked for r in rounds[:40])
-    if tokens == TOKENS:
-        assert speed >= 0.97
+    assert speed >= 0.93  # in so short an answer; the scripts above run longer and keep more

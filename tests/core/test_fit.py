@@ -68,15 +68,14 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
             for model, context in (
                 ("qwen3", 8192),
                 ("qwen3", 16384),
-                ("demo", 1024),
-                ("demo", 4096),
+                ("demo", 2048),
             )
         ),
         *(
             pytest.param("mlx", model, context, marks=needs_mlx)
             for model, context in (
                 *(("qwen3", 1024), ("qwen3", 2048), ("qwen3_5", 1024), ("qwen3_5_moe", 2048)),
-                *(("demo", 48), ("demo", 64)),
+                ("demo", 64),
             )
         ),
     ],

@@ -44,6 +44,13 @@ class Driver:
     async def ready(self) -> None:
         await self.until(lambda: self.screen.info is not None, "for the load")
 
+    async def gone(self) -> None:
+        """Wait until the app has closed; the pilot would wait for widgets that are gone."""
+        end = monotonic() + PATIENCE
+        while self.app.is_running:
+            assert monotonic() < end, "waited in vain for the app to close"
+            await asyncio.sleep(0.02)
+
     async def idle(self) -> None:
         await self.until(lambda: not self.screen.generating and not self.screen.queued, "for idle")
 

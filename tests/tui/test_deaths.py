@@ -118,19 +118,34 @@ async def test_continue_opens_the_latest_chat() -> None:
 DAMAGE = (b"{", b'{"kind":"chat","format":99}\n', b"\xff\n", b"", b'{"kind":"answer"}\n')
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-async def test_continue_passes_over_a_damaged_chat_and_leaves_it(damage: bytes) -> None:
-    async with chat(ScriptedOpener(("Remember me.",))) as driver:
-        await driver.say("first")
-        folder = driver.screen.session.path.parent
-    bad = folder / "99999999-000000.jsonl"
+def older_chat_and_damaged(damage: bytes) -> Path:
+    """A chat of one message, and a newer file that is none."""
+    session = SessionStore().create(Conversation(), "pair")
+    session.user(0, 0, "Remember me.")
+    session.close()
+    bad = session.path.parent / "99999999-000000.jsonl"
     bad.write_bytes(damage)
     os.utime(bad, (time.time() + 60,) * 2)
+    return bad
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_continue_passes_over_a_damaged_chat_and_leaves_it(damage: bytes) -> None:
+    bad = older_chat_and_damaged(damage)
+    session, words = first_session("pair", Options(resume=True))
+    session.close()
+    assert session.conversation.title == "Remember me."
+    assert words.endswith("It stays as it is; this is the chat before it.")
+    assert bad.name in words
+    assert bad.read_bytes() == damage
+
+
+async def test_a_damaged_chat_is_told_on_the_screen() -> None:
+    bad = older_chat_and_damaged(DAMAGE[0])
     async with chat(options=Options(resume=True)) as driver:
         await driver.until(lambda: "Remember me." in driver.words())
         assert "It stays as it is; this is the chat before it." in driver.words()
         assert bad.name in "".join(driver.shown().split())  # long paths are wrapped anywhere
-    assert bad.read_bytes() == damage
 
 
 def test_continue_passes_over_a_chat_that_is_open_elsewhere() -> None:
