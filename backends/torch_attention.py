@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from .torch_linear import widens
+
 NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
 
 
@@ -33,12 +35,15 @@ def folded_attention(
     if key.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     else:
-        turned = key[0].transpose(-1, -2)
+        # Only bf16 on the CPU is laid out so; where it is slow there, several rows run in fp32.
+        dtype = torch.float32 if rows > 1 and widens() else query.dtype
+        folded, turned = folded[0].to(dtype), key[0].transpose(-1, -2).to(dtype)
         if mask is None:
-            scores = torch.bmm(folded[0], turned).mul_(scale)
+            scores = torch.bmm(folded, turned).mul_(scale)
         else:
-            scores = torch.baddbmm(mask.expand(kv_heads, -1, -1), folded[0], turned, alpha=scale)
-        out = torch.bmm(scores.softmax(dim=-1), value[0])
+            added = mask.to(dtype).expand(kv_heads, -1, -1)
+            scores = torch.baddbmm(added, folded, turned, alpha=scale)
+        out = torch.bmm(scores.softmax(dim=-1), value[0].to(dtype)).to(query.dtype)
     return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
 
 

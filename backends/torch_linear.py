@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -112,8 +113,9 @@ class WidenedLinear:
     takes 100 ms instead of 265, for a long prompt a seventh.
     """
 
-    _STRETCH = 512
-    """Rows of the weight that are widened at a time."""
+    _STRETCH = 1 << 18
+    """Numbers of the weight that are widened at a time: much larger buffers are mapped anew by the
+    system at every call, which takes longer than filling them."""
     _FEW = 4
     """From so many rows on it pays."""
 
@@ -128,9 +130,10 @@ class WidenedLinear:
             return F.linear(states, self.weight, self.bias)
         wide = states.float()
         product = wide.new_empty(rows, outputs)
-        stretch = wide.new_empty(min(self._STRETCH, outputs), wide.shape[1])
-        for start in range(0, outputs, self._STRETCH):
-            end = min(start + self._STRETCH, outputs)
+        step = min(outputs, max(1, self._STRETCH // wide.shape[1]))
+        stretch = wide.new_empty(step, wide.shape[1])
+        for start in range(0, outputs, step):
+            end = min(start + step, outputs)
             part = stretch[: end - start].copy_(self.weight[start:end])
             torch.mm(wide, part.t(), out=product[:, start:end])
         if self.bias is not None:
@@ -143,6 +146,7 @@ class WidenedLinear:
         return tensor_bytes(self.weight, self.bias)
 
 
+@cache
 def widens() -> bool:
     """Whether this is a CPU that reads bf16 quickly and multiplies it slowly."""
     return torch.backends.cpu.get_cpu_capability() == "AVX2"

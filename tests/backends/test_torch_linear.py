@@ -45,9 +45,9 @@ def test_products_are_the_stock_ones(how: str, rows: int, biased: bool, threads:
     if kind is PackedLinear and not can_pack(torch.zeros(8, 16, dtype=dtype)):
         pytest.skip(f"this build has no packed products in {dtype}")
     torch.manual_seed(1)
-    # More rows of the weight than are widened at a time, and not a multiple of it.
-    weight = torch.randn(1100, 80).to(dtype)
-    bias = torch.randn(1100).to(dtype) if biased else None
+    # More of the weight than is widened at a time, and not a multiple of it.
+    weight = torch.randn(4100, 80).to(dtype)
+    bias = torch.randn(4100).to(dtype) if biased else None
     states = torch.randn(rows, 80).to(dtype)
     with torch.inference_mode():
         linear = kind(weight, bias)
@@ -56,7 +56,7 @@ def test_products_are_the_stock_ones(how: str, rows: int, biased: bool, threads:
     torch.testing.assert_close(ours.double(), exact, **CLOSE[dtype])
     assert ours.dtype == dtype
     assert ours.is_contiguous()
-    assert linear.bytes == dtype.itemsize * (1100 * 80 + 1100 * biased)
+    assert linear.bytes == dtype.itemsize * (4100 * 80 + 4100 * biased)
 
 
 def test_the_way_follows_from_type_threads_and_cpu(
