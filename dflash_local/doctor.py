@@ -19,7 +19,7 @@ from dflash_local.cli_list import state
 from dflash_local.costs import Costs, costs_folder
 from dflash_local.errors import DflashError
 from dflash_local.fit import gigabytes
-from dflash_local.hub import endpoint, offline
+from dflash_local.hub import offline, shown_endpoint
 from dflash_local.select import backend_name
 from dflash_local.stats import StatsSummary
 
@@ -146,7 +146,9 @@ def _network() -> Iterator[Finding]:
     proxies = [name for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") if os.environ.get(name)]
     via = f", through {proxies[0]}" if proxies else ""
     try:
-        text = "requests are forbidden by HF_HUB_OFFLINE" if offline() else f"{endpoint()}{via}"
+        text = (
+            "requests are forbidden by HF_HUB_OFFLINE" if offline() else f"{shown_endpoint()}{via}"
+        )
     except DflashError as error:
         yield Finding("bad", "hub", error.cause, error.next_step)
         return

@@ -59,15 +59,25 @@ def endpoint() -> str:
         usable = False
     if not usable or not address.isprintable() or " " in address:
         raise DownloadError(
-            f"HF_ENDPOINT is {address!r}, which is no address of a server.",
+            f"HF_ENDPOINT is {_without_login(address)!r}, which is no address of a server.",
             "Give it as https://HOST, or unset it.",
         )
     return address.rstrip("/")
 
 
+def shown_endpoint() -> str:
+    """The same for people: without a name and password that may stand in it."""
+    return _without_login(endpoint())
+
+
+def _without_login(address: str) -> str:
+    before, at, host = address.rpartition("@")
+    return f"{before.partition('//')[0]}//{host}" if at else address
+
+
 def page(repo: str) -> str:
     """Where a person reads about a repository."""
-    return f"{endpoint()}/{repo}"
+    return f"{shown_endpoint()}/{repo}"
 
 
 def list_files(repo: str, revision: str, patience: Patience) -> Listing:
@@ -105,7 +115,7 @@ def list_files(repo: str, revision: str, patience: Patience) -> Listing:
             etag, size = _ask_file(url, patience)
         if etag is None or size is None:
             raise DownloadError(
-                f"{endpoint()} does not say size and checksum of {repo}/{name}.",
+                f"{shown_endpoint()} does not say size and checksum of {repo}/{name}.",
                 "Use a mirror that does, or unset HF_ENDPOINT.",
             )
         files.append(RemoteFile(name, url, int(size), etag))
@@ -211,7 +221,7 @@ def refusal(repo: str, status: int, code: str = "", revision: str = "") -> Downl
         )
     if status == 404:
         return DownloadError(
-            f"There is no {repo} on {endpoint()}.", "Check the spelling of the repository."
+            f"There is no {repo} on {shown_endpoint()}.", "Check the spelling of the repository."
         )
     return DownloadError(f"The hub answered {status} for {repo}.", "Try again later.")
 
@@ -264,7 +274,7 @@ def _patiently(ask: Callable[[], _T], repo: str, revision: str, patience: Patien
 def _unreachable(error: Exception) -> DownloadError:
     """No answer at all."""
     return DownloadError(
-        f"{endpoint()} could not be reached: {error}.",
+        f"{shown_endpoint()} could not be reached: {error}.",
         "Check the connection (HTTPS_PROXY where there is a proxy), then run the same command "
         "again.",
     )

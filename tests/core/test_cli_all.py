@@ -53,8 +53,20 @@ def test_works_on_a_cp1252_console_without_a_terminal(
     done.stdout.decode("cp1252")
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = [sys.executable, "-m", "dflash_local", "--help"]
+SCRIPTS = {
+    "dflash-local": ([sys.executable, "-m", "dflash_local"], "--help"),
+    "dflash-chat": (
+        [sys.executable, "-c", "import sys; from dflash_local.start import chat; sys.exit(chat())"],
+        "--keys",
+    ),
+}
+each_script = pytest.mark.parametrize("name", SCRIPTS)
+
+
+@each_script
+def test_a_reader_that_leaves_early_is_no_error(name: str) -> None:
+    script, asked = SCRIPTS[name]
+    command = [*script, asked]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -64,13 +76,13 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_stdout_is_one_line() -> None:
+@each_script
+def test_a_full_disk_behind_stdout_is_one_line(name: str) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "dflash_local", "--version"], stdout=full, stderr=subprocess.PIPE
-        )
+        command = [*SCRIPTS[name][0], "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines() == ["dflash-local: [Errno 28] No space left on device"]
+    assert done.stderr.decode().splitlines() == [f"{name}: [Errno 28] No space left on device"]
 
 
 @pytest.mark.parametrize("module", ["dflash_local.cli", "dflash_local.cli_bench", "argparse"])

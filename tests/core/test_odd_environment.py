@@ -118,6 +118,22 @@ def test_an_endpoint_that_is_one(monkeypatch: pytest.MonkeyPatch, address: str) 
     assert hub.endpoint() == address.rstrip("/")
 
 
+@pytest.mark.parametrize("address", ["http://me:secret@127.0.0.1:9", "htp://me:secret@host"])
+def test_a_password_in_the_endpoint_is_not_shown(
+    private_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    address: str,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    told = one_line(capsys, ["pull", "org/name"])
+    found = [f.what for f in doctor._network()]
+    for text in (told, *found):
+        assert "secret" not in text
+        assert "me:" not in text
+    assert address.rpartition("@")[2] in told
+
+
 def test_a_proxy_that_is_none(
     private_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def test_wheel_names_licence_and_scripts(wheel: zipfile.ZipFile) -> None:
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     scripts = wheel.read(f"{info}/entry_points.txt").decode()
     assert "dflash-local = dflash_local.start:main" in scripts
-    assert "dflash-chat = dflash_local.tui.app:main" in scripts
+    assert "dflash-chat = dflash_local.start:chat" in scripts
 
 
 def test_wheel_reads_its_own_registry(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
