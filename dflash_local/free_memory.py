@@ -30,7 +30,7 @@ class Room:
     total: int
     native_bf16: bool = True
     """Whether it multiplies bf16 itself; a CPU without it computes in fp32."""
-    packs: frozenset[str] = frozenset()
+    packs: tuple[str, ...] = ()
     """Types whose weights torch brings into an order of the CPU's kernels, which is a copy."""
 
 
@@ -74,16 +74,16 @@ def cpu_bf16() -> bool:
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
-def cpu_packs() -> frozenset[str]:
+def cpu_packs() -> tuple[str, ...]:
     """The types that the library of CPU kernels takes here.
 
     For bf16 it asks for certain units; fp32 is packed where several threads share a product.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return frozenset()
+        return ()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
     several = cpu_threads() > 1
-    return frozenset(("bf16",) * wide + ("fp32",) * several)
+    return ("bf16",) * wide + ("fp32",) * several
 
 
 def cpu_threads() -> int:

@@ -127,7 +127,7 @@ def test_load_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     assert fit.check(target, draft, backend="torch", context=65536) is None
 
 
-def _room(kind: str, *, bf16: bool = True, packs: frozenset[str] = frozenset()) -> Room:
+def _room(kind: str, *, bf16: bool = True, packs: tuple[str, ...] = ()) -> Room:
     return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, bf16, packs)
 
 
@@ -138,7 +138,7 @@ def test_packed_weights_of_a_cpu_are_a_second_copy(tmp_path: Path, bf16: bool) -
     target, draft = loop_pair(tmp_path, {"tie_word_embeddings": True})
 
     def weights(*packs: str) -> int:
-        found = _room("cpu", bf16=bf16, packs=frozenset(packs))
+        found = _room("cpu", bf16=bf16, packs=packs)
         return fit.fit(target, draft, backend="torch", free=found).need.weights
 
     head, single = 128 * 64, ("o_proj", "down_proj", "lm_head")
