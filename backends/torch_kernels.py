@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.errors import BackendUnavailable, OptionError
+from dflash_local.errors import BackendUnavailable, OptionError, how_to_install
 
 _RULE = "_gemm_4bit_use_custom_cuda"
 _FLOOR = "_GEMM_4BIT_CUSTOM_FLOOR_M"
@@ -132,10 +132,7 @@ def _rule(card: Card) -> Callable[[int, torch.dtype, int, int, int], bool]:
     """The rule as if ``card`` were in the machine."""
     spec = find_spec("bitsandbytes")
     if spec is None or not spec.submodule_search_locations:
-        raise BackendUnavailable(
-            "bitsandbytes is not installed here.",
-            "Run pip install 'dflash-local[cuda]', in a clone pip install -e '.[cuda]'.",
-        )
+        raise BackendUnavailable("bitsandbytes is not installed here.", how_to_install("cuda"))
     source = Path(spec.submodule_search_locations[0]) / "backends" / "cuda" / "ops.py"
     kept: list[ast.stmt] = []
     for node in ast.parse(source.read_text(encoding="utf-8")).body:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from functools import cache
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from dflash_local.free_memory import is_x86
 
 _PACKED_FOR = 8
 """Rows that the packed order is chosen for; it serves other numbers as well."""
@@ -78,7 +79,7 @@ class PackedLinear:
         return int(self._packed.element_size() * self._shape.numel()) + tensor_bytes(self._bias)
 
 
-class TallLinear:
+class TallLinear(DenseLinear):
     """An fp32 weight of which one thread multiplies a few rows: the weight goes first.
 
     The library's blocking suits a tall first factor: all products of the demo target take 120
@@ -88,24 +89,15 @@ class TallLinear:
     _FEW = 8
     """Up to so many rows it pays."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product."""
         if not 1 < states.shape[0] <= self._FEW:
-            return F.linear(states, self.weight, self.bias)
+            return super().__call__(states)
         product = (self.weight @ states.t()).t().contiguous()
         return product if self.bias is None else product + self.bias
 
-    @property
-    def bytes(self) -> int:
-        """Size of weight and bias."""
-        return tensor_bytes(self.weight, self.bias)
 
-
-class WidenedLinear:
+class WidenedLinear(DenseLinear):
     """A bf16 weight on a CPU that cannot multiply bf16: products of several rows run in fp32.
 
     The stock product takes the rows one by one there, so that 8 cost 8 times as much as 1. Here a
@@ -119,15 +111,11 @@ class WidenedLinear:
     _FEW = 4
     """From so many rows on it pays."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product."""
         rows, outputs = states.shape[0], self.weight.shape[0]
         if rows < self._FEW:
-            return F.linear(states, self.weight, self.bias)
+            return super().__call__(states)
         wide = states.float()
         product = wide.new_empty(rows, outputs)
         step = min(outputs, max(1, self._STRETCH // wide.shape[1]))
@@ -140,11 +128,6 @@ class WidenedLinear:
             product += self.bias
         return product.to(states.dtype)
 
-    @property
-    def bytes(self) -> int:
-        """Size of weight and bias."""
-        return tensor_bytes(self.weight, self.bias)
-
 
 @cache
 def widens() -> bool:
@@ -154,7 +137,7 @@ def widens() -> bool:
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether this weight is one for the CPU's packed kernels, and they are there."""
-    if weight.device.type != "cpu" or not _x86():
+    if weight.device.type != "cpu" or not is_x86():
         return False
     needed = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     if not all(hasattr(torch.ops.mkldnn, name) for name in needed):
@@ -168,17 +151,12 @@ def dense(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> 
     """The maker that keeps the numbers as they are, in the way that is multiplied fastest."""
     if can_pack(weight):
         return PackedLinear(weight, bias)
-    if weight.device.type == "cpu" and _x86():
+    if weight.device.type == "cpu" and is_x86():
         if weight.dtype == torch.float32:
             return TallLinear(weight, bias)
         if weight.dtype == torch.bfloat16 and widens():
             return WidenedLinear(weight, bias)
     return DenseLinear(weight, bias)
-
-
-def _x86() -> bool:
-    """What the figures above were taken on."""
-    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def tensor_bytes(*tensors: torch.Tensor | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.errors import BackendUnavailable, OptionError
+from dflash_local.errors import BackendUnavailable, OptionError, how_to_install
 
 from .torch_linear import DenseLinear, Linear, LinearMaker, dense, tensor_bytes
 from .torch_prequant import BLOCK, PackedWeight
@@ -165,8 +165,7 @@ class Quantiser:
         if find_spec("bitsandbytes") is None:
             raise BackendUnavailable(
                 "Quantising needs bitsandbytes, which is not installed here.",
-                "Run pip install 'dflash-local[cuda]', in a clone pip install -e '.[cuda]'; "
-                "or give --quantize none.",
+                f"{how_to_install('cuda').removesuffix('.')}; or give --quantize none.",
             )
         _bitsandbytes_operators()
 

@@ -12,7 +12,7 @@ from dflash_local.bench_sampling import SampledReport
 from dflash_local.bench_setup import Spread
 from dflash_local.bench_sweep import SweepReport
 from dflash_local.bench_view import Report
-from dflash_local.errors import OptionError
+from dflash_local.errors import OptionError, how_to_install
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _PLAIN, _DRAFTED = "#8a8f98", "#1f77b4"
@@ -25,10 +25,7 @@ def check(path: Path) -> None:
         OptionError: matplotlib or the folder is missing, or the name has no known ending.
     """
     if find_spec("matplotlib") is None:
-        raise OptionError(
-            "--plot needs matplotlib.",
-            "Run pip install 'dflash-local[plot]', in a clone pip install -e '.[plot]'.",
-        )
+        raise OptionError("--plot needs matplotlib.", how_to_install("plot"))
     if path.suffix.lower() not in _SUFFIXES:
         raise OptionError(
             f"--plot {path.name} is no name of a picture.", f"End it in {', '.join(_SUFFIXES)}."

@@ -22,6 +22,11 @@ class DflashError(Exception):
         return f"{self.cause} {self.next_step}".strip()
 
 
+def how_to_install(extra: str) -> str:
+    """The next step where a library of an optional part is missing."""
+    return f"Run pip install 'dflash-local[{extra}]', in a clone pip install -e '.[{extra}]'."
+
+
 class UnknownModel(DflashError):
     """A name that the registry does not hold and that is no folder or repo id."""
 

@@ -79,11 +79,16 @@ def cpu_packs() -> tuple[str, ...]:
 
     For bf16 it asks for certain units; fp32 is packed where several threads share a product.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if not is_x86():
         return ()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
     several = cpu_threads() > 1
     return ("bf16",) * wide + ("fp32",) * several
+
+
+def is_x86() -> bool:
+    """Whether the CPU is of the kind that the ways of multiplying were timed on."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def cpu_threads() -> int:

@@ -15,7 +15,7 @@ from dflash_local import fit
 from dflash_local.backend import Backend
 from dflash_local.costs import costs_of
 from dflash_local.engine import Engine, Opened
-from dflash_local.errors import BackendUnavailable, OptionError
+from dflash_local.errors import BackendUnavailable, OptionError, how_to_install
 from dflash_local.events import LoadProgress
 from dflash_local.registry import locate
 
@@ -135,7 +135,7 @@ def backend_name(asked: str | None = None) -> str:
     extra = "mlx" if "mlx" in order and (asked or apple) else "cuda"
     raise BackendUnavailable(
         f"{'MLX' if extra == 'mlx' else 'PyTorch'} is not installed here.",
-        f"Run pip install 'dflash-local[{extra}]', in a clone pip install -e '.[{extra}]'.",
+        how_to_install(extra),
     )
 
 

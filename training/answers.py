@@ -34,10 +34,16 @@ def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> 
     return prompts * (longest + recipe.answer_tokens) * per_token
 
 
+def batches(recipe: DataRecipe, prompts: int) -> int:
+    """How many parts so many prompts make."""
+    return -(-prompts // recipe.rows)
+
+
 def missing(folder: Path, recipe: DataRecipe, prompts: int) -> list[int]:
     """Numbers of the parts that are still to be written."""
-    batches = range(-(-prompts // recipe.rows))
-    return [number for number in batches if not whole(part(folder, number, ".safetensors"))]
+    return [
+        n for n in range(batches(recipe, prompts)) if not whole(part(folder, n, ".safetensors"))
+    ]
 
 
 def check_disk(folder: Path, needed: int) -> None:
@@ -60,22 +66,23 @@ def make_answers(
     recipe: DataRecipe,
     prompts: Sequence[Asked],
     numbers: Sequence[int],
-    teacher: Teacher,
+    teacher: Callable[[], Teacher],
     tokenizer: ChatTokenizer,
-    vocab_size: int,
     progress: Progress,
 ) -> None:
     """Answer the prompts of the parts with these numbers, as ``missing`` tells them."""
-    batches = -(-len(prompts) // recipe.rows)
+    total = batches(recipe, len(prompts))
     for number in numbers:
-        progress(number, batches)
+        progress(number, total)
         path = part(folder, number, ".safetensors")
         asked = prompts[number * recipe.rows : (number + 1) * recipe.rows]
         draw = random.Random(f"{recipe.seed} {number}")
         heats = [recipe.temperature if draw.random() < recipe.sampled else 0.0 for _ in asked]
+        target = teacher()
+        vocab = len(target.head)
         written = write(
-            teacher,
-            [build_prompt(tokenizer, vocab_size, a.text, recipe.thinking).ids for a in asked],
+            target,
+            [build_prompt(tokenizer, vocab, a.text, recipe.thinking).ids for a in asked],
             most=recipe.answer_tokens,
             stop_ids=frozenset(tokenizer.stop_ids),
             temperatures=heats,
@@ -83,7 +90,7 @@ def make_answers(
             tap=recipe.features == "store",
         )
         write_tensors(path, _tensors([_without_loop(answer) for answer in written]))
-    progress(batches, batches)
+    progress(total, total)
 
 
 def _without_loop(written: Written) -> Written:

@@ -74,7 +74,10 @@ class Fit:
         if recipe.steps:
             self.progress.steps = recipe.steps
         head = teacher.head if autocast is None else teacher.head.to(autocast)
-        self._loss = SlotLoss(head, corpus.ranked(len(head), recipe.draft_vocab), recipe)
+        ranked = corpus.ranked(len(head), recipe.draft_vocab)
+        self.ids = ranked if recipe.draft_vocab else None
+        """The ids of a reduced vocabulary; None where the draft can say all of them."""
+        self._loss = SlotLoss(head, ranked, recipe)
         self._epoch = -1
         self._order: list[list[int]] = []
 

@@ -18,7 +18,7 @@ from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
 from . import draft
-from .answers import bytes_needed, check_disk, make_answers, missing
+from .answers import batches, bytes_needed, check_disk, make_answers, missing
 from .checkpoint import Progress
 from .corpus import Corpus
 from .evaluate import Worth, evaluate, read_worth, write_worth
@@ -109,8 +109,7 @@ class Training:
         recipe, folder = self.recipe.prompts, self.out / "prompts"
         given = read_prompts(Path(recipe.file)) if recipe.file else []
         self._check_lengths(given)
-        digest = sha256(repr(given).encode()).hexdigest()[:16]
-        whole = {"prompts": digest, "own": recipe.own, "held_out": recipe.held_out}
+        whole = {"prompts": _digest(given), "own": recipe.own, "held_out": recipe.held_out}
         if (folder / "train.jsonl").is_file():
             hold(folder / "whole.json", whole)
             return
@@ -136,7 +135,7 @@ class Training:
         recipe, folder = self.recipe.data, self.out / "data"
         prompts = self._asked("train")
         left = missing(folder, recipe, len(prompts))
-        if len(left) == -(-len(prompts) // recipe.rows):
+        if len(left) == batches(recipe, len(prompts)):
             (folder / "recipe.json").unlink(missing_ok=True)  # nothing is bound to it yet
         self._hold_data(prompts)
         longest = max(len(self._tokenizer.encode(asked.text)) for asked in prompts) + _TEMPLATE
@@ -147,14 +146,12 @@ class Training:
             note = f"up to {needed / 1e6:,.0f} MB will be written to {folder}"
             self._report(TrainProgress("data", 0, 0, note))
         check_disk(self.out, needed)
-        teacher = self._teacher()
-        vocab, counting = len(teacher.head), self._counting("data")
-        make_answers(folder, recipe, prompts, left, teacher, self._tokenizer, vocab, counting)
+        counting = self._counting("data")
+        make_answers(folder, recipe, prompts, left, self._teacher, self._tokenizer, counting)
 
     def _hold_data(self, prompts: Sequence[Asked]) -> None:
-        digest = sha256(repr(prompts).encode()).hexdigest()[:16]
-        facts = {**asdict(self.recipe.data), "tap_layers": list(self._taps), "prompts": digest}
-        hold(self.out / "data" / "recipe.json", facts)
+        facts = {**asdict(self.recipe.data), "tap_layers": list(self._taps)}
+        hold(self.out / "data" / "recipe.json", {**facts, "prompts": _digest(prompts)})
 
     def _fit(self) -> None:
         recipe, folder = self.recipe.fit, self.out / "fit"
@@ -168,7 +165,7 @@ class Training:
                 f"{len(left)} parts of the answers are missing, the first is number {left[0]}.",
                 "Run --stage data, which writes them.",
             )
-        corpus = Corpus(self.out / "data", -(-len(prompts) // self.recipe.data.rows))
+        corpus = Corpus(self.out / "data", batches(self.recipe.data, len(prompts)))
         teacher = self._teacher()
         unused = corpus.unused(len(teacher.head))
         mask = draft.mask_id(unused, self._tokenizer.special_ids, len(teacher.head))
@@ -179,7 +176,6 @@ class Training:
         hold(folder / "recipe.json", {k: v for k, v in asdict(recipe).items() if k not in free})
         autocast = self._dtype if self._dtype != torch.float32 else None
         fit = Fit(folder, recipe, network, corpus, teacher, autocast)
-        ids = corpus.ranked(len(teacher.head), recipe.draft_vocab) if recipe.draft_vocab else None
         worth = read_worth(folder / "held_out.jsonl")
 
         def tell(progress: Progress, loss: float, tau: float) -> None:
@@ -187,10 +183,10 @@ class Training:
             self._report(TrainProgress("fit", progress.step, progress.steps, note))
             at = [round(share * progress.steps) for share in _CHECKS]
             if progress.step in at and progress.step not in [step for step, _ in worth]:
-                self._check(fit, raw, ids, worth, _CHECK_PROMPTS)
+                self._check(fit, raw, worth, _CHECK_PROMPTS)
 
         fit.run(tell)
-        self._check(fit, raw, ids, worth, None)
+        self._check(fit, raw, worth, None)
         write_card(
             self.out / "draft",
             self.target.name,
@@ -206,16 +202,11 @@ class Training:
         )
 
     def _check(
-        self,
-        fit: Fit,
-        raw: dict[str, object],
-        ids: torch.Tensor | None,
-        worth: list[tuple[int, Worth]],
-        count: int | None,
+        self, fit: Fit, raw: dict[str, object], worth: list[tuple[int, Worth]], count: int | None
     ) -> None:
         """Export the draft as it is and answer held-out prompts with it."""
         step = fit.progress.step
-        write_draft(self.out / "draft", fit.network, raw, ids)
+        write_draft(self.out / "draft", fit.network, raw, fit.ids)
         found = evaluate(
             self.target,
             self.out / "draft",
@@ -243,6 +234,11 @@ class Training:
 
     def _counting(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._report(TrainProgress(stage, done, total))
+
+
+def _digest(prompts: Sequence[Asked]) -> str:
+    """Tells sets of prompts apart."""
+    return sha256(repr(prompts).encode()).hexdigest()[:16]
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -28,6 +28,7 @@ from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.sessions import Session, SessionError, SessionStore
+from dflash_local.start import EXIT_INTERRUPTED
 
 from .chat_screen import ChatScreen, Look
 from .commands import REGISTRY
@@ -36,7 +37,6 @@ from .help import keys_help, keys_name
 from .settings import load_settings
 from .themes import of_terminal
 
-EXIT_INTERRUPTED = 130
 GONE = (MountError, NoMatches, NoScreen, ScreenStackError, WorkerCancelled)
 """What showing something raises where its place is gone."""
 PICTURE_TOKENS = 200

@@ -143,6 +143,15 @@ class ChatScreen(Screen[None]):
         """An answer is begun, being written, or somebody waits for its end."""
         return self._worker is not None or self._halting
 
+    def refuse_while_generating(self) -> None:
+        """For what has to wait for the end of an answer.
+
+        Raises:
+            OptionError: one is being written.
+        """
+        if self.generating:
+            raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+
     @property
     def info(self) -> BackendInfo | None:
         """What is loaded; None while nothing is."""
@@ -288,30 +297,29 @@ class ChatScreen(Screen[None]):
         Raises:
             OptionError: one is being written.
         """
-        if self.generating:
-            raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+        self.refuse_while_generating()
         if self.loader.timing:
             self.service.stop()
         self._stopping = False
         self.keys.say()
         self.keys.busy(True)
-        self._worker = self.run_worker(
-            self._answer(make, messages, reply, self.transcript.new_reply(turn), instead_of),
-            group="answer",
-        )
+        shown: list[Widget] = []
+        if reply is None:
+            reply = self.transcript.new_reply(turn)
+            shown = [*messages, reply]
+        self._worker = self.run_worker(self._answer(make, reply, shown, instead_of), group="answer")
 
     async def _answer(
         self,
         make: Callable[[], Iterator[Event]],
-        messages: Sequence[UserMessage],
-        reply: Reply | None,
-        new: Reply,
+        reply: Reply,
+        shown: Sequence[Widget],
         instead_of: Sequence[Widget],
     ) -> None:
-        if reply is None:
-            await self.transcript.add(*messages, new, instead_of=instead_of)
+        if shown:
+            await self.transcript.add(*shown, instead_of=instead_of)
         self.transcript.follow()
-        await self.answering.run(make, reply or new)
+        await self.answering.run(make, reply)
 
     def stop(self) -> None:
         """Stop after the current round."""

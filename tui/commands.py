@@ -85,8 +85,7 @@ async def retry(screen: ChatScreen, _: str) -> None:
 
 async def retry_here(screen: ChatScreen, _: str) -> None:
     """Answer the focused message once more; a chat that goes on after it stays saved as it is."""
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    screen.refuse_while_generating()
     turn = getattr(screen.focused, "turn", None)
     turns = screen.chat.conversation.turns
     if turn is None or turn >= len(turns):
@@ -125,8 +124,7 @@ async def new_chat(screen: ChatScreen, _: str) -> None:
     """Begin anew; the old chat stays saved."""
     from dflash_local.chat import Conversation
 
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    screen.refuse_while_generating()
     fresh = Conversation(screen.chat.conversation.system)
     await screen.open_session(screen.store.create(fresh, screen.pair))
     screen.keys.say("New chat; the old one is saved, /undo brings it back.")
@@ -135,8 +133,7 @@ async def new_chat(screen: ChatScreen, _: str) -> None:
 async def undo(screen: ChatScreen, _: str) -> None:
     """Back to the chat before, or the last turn taken back into the prompt."""
     turns = screen.chat.conversation.turns
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    screen.refuse_while_generating()
     if turns:
         text = turns[-1].current.user
         screen.chat.cut(len(turns) - 1)
@@ -150,8 +147,7 @@ async def undo(screen: ChatScreen, _: str) -> None:
 
 def make_room(screen: ChatScreen, _: str) -> None:
     """Leave the oldest turns out of requests, as the context is full."""
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
+    screen.refuse_while_generating()
     screen.tell(chat_settings.make_room(screen.chat))
 
 

@@ -101,11 +101,6 @@ async def _step(screen: ChatScreen, direction: int) -> None:
         await screen.transcript.show(screen.chat.conversation)
 
 
-def _refuse_while_generating(screen: ChatScreen) -> None:
-    if screen.generating:
-        raise OptionError("An answer is being written.", "Stop it first, with Esc.")
-
-
 def panel(screen: ChatScreen, _: str) -> None:
     """Off, compact, full."""
     screen.settings.panel = screen.panel.cycle()
@@ -170,7 +165,7 @@ def swap_enter(screen: ChatScreen, _: str) -> None:
 
 def sessions(screen: ChatScreen, _: str) -> None:
     """Choose a saved chat."""
-    _refuse_while_generating(screen)
+    screen.refuse_while_generating()
     infos = screen.store.list()[:200]
     if not infos:
         raise OptionError("There is no saved chat yet.", "Every chat is saved as it goes.")
@@ -188,7 +183,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
         if info is None or info.path == screen.session.path:
             return
         try:
-            _refuse_while_generating(screen)  # an answer may have begun behind the dialog
+            screen.refuse_while_generating()  # an answer may have begun behind the dialog
             await screen.open_session(screen.store.open(info.path))
         except DflashError as error:
             screen.tell(str(error), severity="error")
@@ -198,7 +193,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
 
 async def choose_model(screen: ChatScreen, argument: str) -> None:
     """Switch to another pair; without a name, choose one that fits this machine."""
-    _refuse_while_generating(screen)
+    screen.refuse_while_generating()
     if argument:
         await _switch(screen, argument)
         return

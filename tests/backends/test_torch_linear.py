@@ -67,7 +67,7 @@ def test_the_way_follows_from_type_threads_and_cpu(
 
     if can_pack(torch.zeros(8, 16, dtype=torch.bfloat16)):
         assert kind(torch.bfloat16) is PackedLinear
-    monkeypatch.setattr(torch_linear, "_x86", lambda: True)
+    monkeypatch.setattr(torch_linear, "is_x86", lambda: True)
     threads(1)
     assert kind(torch.float32) is TallLinear
     threads(2)
@@ -79,6 +79,6 @@ def test_the_way_follows_from_type_threads_and_cpu(
     monkeypatch.setattr(torch_linear, "widens", lambda: False)
     assert kind(torch.bfloat16) is DenseLinear
     assert kind(torch.float16) is DenseLinear
-    monkeypatch.setattr(torch_linear, "_x86", lambda: False)
+    monkeypatch.setattr(torch_linear, "is_x86", lambda: False)
     assert kind(torch.float32) is DenseLinear
     assert not can_pack(torch.zeros(8, 8, device="meta"))
