@@ -35,8 +35,8 @@ def folded_attention(
     if key.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     else:
-        # Only bf16 on the CPU is laid out so; where it is slow there, several rows run in fp32.
-        dtype = torch.float32 if rows > 1 and widens() else query.dtype
+        # Only bf16 on the CPU is laid out so; where its products are slow, they run in fp32.
+        dtype = torch.float32 if widens() else query.dtype
         folded, turned = folded[0].to(dtype), key[0].transpose(-1, -2).to(dtype)
         if mask is None:
             scores = torch.bmm(folded, turned).mul_(scale)

@@ -34,14 +34,15 @@ class Embedding(Protocol):
 
 
 class DenseEmbedding:
-    """A matrix as it is."""
+    """A matrix as it is; its rows come in ``dtype``, the matrix' own where None."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         self.weight = weight
+        self._dtype = dtype or weight.dtype
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows."""
-        return F.embedding(ids, self.weight)
+        return F.embedding(ids, self.weight).to(self._dtype)
 
     @property
     def bytes(self) -> int:

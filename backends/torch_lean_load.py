@@ -12,7 +12,7 @@ from .torch_cache import TargetCache
 from .torch_embedding import DenseEmbedding, Embedding, Int8Embedding
 from .torch_families import Family
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
-from .torch_linear import Linear, LinearMaker, can_pack, dense
+from .torch_linear import DenseLinear, Linear, LinearMaker
 from .torch_prequant import PackedWeight, joined, read_packed
 from .torch_rope import RopeTable, target_frequencies
 from .torch_target import TargetShape
@@ -40,6 +40,7 @@ def load_lean(
     head: LinearMaker,
     packed: PackedMaker | None = None,
     embed_bits: int = 16,
+    halved: bool = False,
 ) -> LeanTarget:
     """A lean target from a checkpoint.
 
@@ -55,6 +56,7 @@ def load_lean(
         head: stores the output head.
         packed: stores what the checkpoint holds in four bits; None where it holds nothing so.
         embed_bits: 8 or 16 for the rows of the input embedding.
+        halved: whether those rows are kept in fp16, whatever states are computed in.
 
     Raises:
         WeightsError: a tensor is missing or of another shape.
@@ -68,11 +70,15 @@ def load_lean(
         head_product = head("head", matrix)
     else:
         head_product = _product(reader, "head", [head_name], [rows], hidden, None, head, packed)
-    shared = tied and head is dense and not can_pack(matrix)
+    shared = tied and isinstance(head_product, DenseLinear)
     # Rows in 8 bits beside a head that is the same matrix would only add to it.
     small = embed_bits == 8 and not shared
     norm = reader.read(f"{prefix}norm.weight", (hidden,))
-    embedding: Embedding = Int8Embedding(matrix) if small else DenseEmbedding(matrix)
+    embedding: Embedding
+    if small:
+        embedding = Int8Embedding(matrix)
+    else:
+        embedding = DenseEmbedding(matrix.half() if halved else matrix, norm.dtype)
     del matrix
     weights = LeanWeights(
         embedding=embedding,

@@ -25,7 +25,7 @@ from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
 from .torch_kv_rows import kv_maker
 from .torch_lean import LeanTarget
-from .torch_linear import dense
+from .torch_linear import dense, half, has_half_products
 from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
 from .torch_prequant import is_prequantised
@@ -42,7 +42,8 @@ class Options(Protocol):
 
     @property
     def dtype(self) -> str | None:
-        """``fp32``, ``bf16``, ``fp16`` or None for the device's best."""
+        """``fp32``, ``bf16``, ``fp16`` or None for the device's best. On a CPU fp16 is how weights
+        are kept; states are computed in fp32."""
         ...
 
     @property
@@ -107,17 +108,22 @@ def open_pair(
         EngineError: the pair does not fit into memory.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = _dtype(options.dtype, device)
+    numbers = options.dtype or _best(device)
+    if numbers not in _DTYPES:
+        raise OptionError(f"There is no dtype {numbers!r}.", f"Give one of {', '.join(_DTYPES)}.")
+    halved = numbers == "fp16" and device.type == "cpu" and has_half_products()
+    dtype = torch.float32 if halved else _DTYPES[numbers]
+    plain = half if halved else dense
     fixed = device.type == "cuda" if graphs is None else graphs
     runner = Graphs(device, capture=device.type == "cuda") if fixed else None
-    quantiser = Quantiser()
+    quantiser = Quantiser(plain)
     raw = read_json(target_dir / "config.json")
     stored = is_prequantised(raw, target_dir)
     if stored and options.quantize not in (None, "nf4"):
         raise OptionError(f"{target_dir.name} is stored in nf4 already.", "Leave --quantize out.")
     scheme = "nf4" if stored else options.quantize or _scheme(device)
     # What a 4-bit checkpoint left as it is, was left on purpose.
-    body = dense if stored else quantiser.maker(scheme)
+    body = plain if stored else quantiser.maker(scheme)
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
     if device.type == "cpu":
@@ -142,7 +148,7 @@ def open_pair(
             target_dir,
             draft_dir,
             device,
-            dtype=_name(dtype),
+            dtype=numbers,
             quantize=scheme,
             draft_bits=options.draft_bits,
             head_bits=options.head_bits,
@@ -168,6 +174,7 @@ def open_pair(
             rows=kv_maker(options.kv_bits),
             packed=quantiser.packed if stored else None,
             embed_bits=options.embed_bits,
+            halved=halved,
             graphs=fixed,
         )
         if draft_dir is None or draft_config is None:
@@ -191,14 +198,14 @@ def open_pair(
         target=target_dir.name,
         draft=draft_dir.name if draft_dir else None,
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        dtype=_name(dtype),
+        dtype=numbers,
         quantization=scheme,
         vocab_size=shape.vocab_size,
         block_size=draft_config.block_size if draft_config else 1,
         context=context,
         stop_ids=stop_ids(target_dir, [config.eos_token_id], shape.vocab_size),
         versions=_versions(quantiser),
-        kernels=_kernels(device, target, quantiser, options),
+        kernels=_kernels(device, target, quantiser, options, halved=halved),
     )
     backend = TorchBackend(info, target, draft, runner)
     if runner is not None:
@@ -221,25 +228,20 @@ def _first_rounds(backend: TorchBackend) -> None:
 
 
 def native_bf16() -> bool:
-    """Whether the CPU multiplies bf16 itself (AVX512-BF16 or AMX); else fp32 is faster."""
+    """Whether the CPU multiplies bf16 itself (AVX512-BF16 or AMX)."""
     cpu = torch.backends.cpu.get_cpu_capability()
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     known = [getattr(torch.cpu, name) for name in probes if hasattr(torch.cpu, name)]
     return "AVX512" in cpu and any(probe() for probe in known)
 
 
-def _dtype(name: str | None, device: torch.device) -> torch.dtype:
-    if name is not None:
-        if name not in _DTYPES:
-            raise OptionError(f"There is no dtype {name!r}.", f"Give one of {', '.join(_DTYPES)}.")
-        return _DTYPES[name]
-    if device.type == "cpu":
-        return torch.bfloat16 if native_bf16() else torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
-
-
-def _name(dtype: torch.dtype) -> str:
-    return next(name for name, known in _DTYPES.items() if known == dtype)
+def _best(device: torch.device) -> str:
+    """The name of the numbers that a device multiplies fastest."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    if native_bf16():
+        return "bf16"
+    return "fp16" if has_half_products() else "fp32"
 
 
 def _context(asked: int | None, limit: int) -> int:
@@ -256,10 +258,16 @@ def _scheme(device: torch.device) -> str:
 
 
 def _kernels(
-    device: torch.device, target: Target, quantiser: Quantiser, options: Options
+    device: torch.device,
+    target: Target,
+    quantiser: Quantiser,
+    options: Options,
+    *,
+    halved: bool,
 ) -> tuple[str, ...]:
     """How it runs, in words."""
     words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
+    words += ["weights in fp16, computed in fp32"] if halved else []
     words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")
     if quantiser.quantised_weights:
         each = quantiser.quantised_bytes / quantiser.quantised_weights

@@ -37,13 +37,14 @@ def open_target(
     rows: KvMaker = PlainRows,
     packed: PackedMaker | None = None,
     embed_bits: int | None = None,
+    halved: bool = False,
     graphs: bool = False,
 ) -> Target:
     """The target in ``folder`` with caches for ``context`` positions.
 
     ``body`` and ``head`` store the products, ``packed`` those that the files hold in four bits,
-    ``rows`` the K/V, ``embed_bits`` the rows of the embedding. ``graphs`` asks for caches whose
-    forwards can be captured; they cost more on the CPU.
+    ``rows`` the K/V, ``embed_bits`` the rows of the embedding, which ``halved`` keeps in fp16.
+    ``graphs`` asks for caches whose forwards can be captured; they cost more on the CPU.
 
     Raises:
         WeightsError: tensors are missing or damaged.
@@ -87,4 +88,5 @@ def open_target(
         head=head,
         packed=packed,
         embed_bits=embedding_bits(embed_bits, device, quantised=quantised),
+        halved=halved,
     )

@@ -12,7 +12,7 @@ import torch
 
 from dflash_local.errors import BackendUnavailable, OptionError, how_to_install
 
-from .torch_linear import DenseLinear, Linear, LinearMaker, dense, tensor_bytes
+from .torch_linear import Linear, LinearMaker, dense, tensor_bytes
 from .torch_prequant import BLOCK, PackedWeight
 
 SCHEMES = ("nf4", "int8", "none")
@@ -140,9 +140,13 @@ class Int8Linear:
 
 
 class Quantiser:
-    """Makers of products for the parts of a pair, and the record of what they left alone."""
+    """Makers of products for the parts of a pair, and the record of what they left alone.
 
-    def __init__(self) -> None:
+    ``plain`` stores what is not quantised.
+    """
+
+    def __init__(self, plain: LinearMaker = dense) -> None:
+        self._plain = plain
         self.refused: list[str] = []
         """Products that no kernel takes, with the reason; they stay as they were."""
         self.quantised_weights = 0
@@ -161,7 +165,7 @@ class Quantiser:
                 f"Give one of {', '.join(SCHEMES)}.",
             )
         if scheme == "none":
-            return dense
+            return self._plain
         if find_spec("bitsandbytes") is None:
             raise BackendUnavailable(
                 "Quantising needs bitsandbytes, which is not installed here.",
@@ -173,7 +177,7 @@ class Quantiser:
             reason = refusal(scheme, tuple(weight.shape), weight.device)
             if reason is not None:
                 self.refused.append(f"{name}: {reason}")
-                return DenseLinear(weight, bias)
+                return self._plain(name, weight, bias)
             made: Linear = (Nf4Linear if scheme == "nf4" else Int8Linear)(weight, bias)
             return self._counted(made, weight.numel(), bias)
 
@@ -185,7 +189,7 @@ class Quantiser:
         if reason is not None:
             self.refused.append(f"{name}: {reason}")
             dtype = torch.bfloat16 if bias is None else bias.dtype
-            return DenseLinear(weight.dense(dtype), bias)
+            return self._plain(name, weight.dense(dtype), bias)
         return self._counted(Nf4Linear(weight, bias), math.prod(weight.shape), bias)
 
     def _counted(self, made: Linear, weights: int, bias: torch.Tensor | None) -> Linear:

@@ -24,10 +24,10 @@ class TensorReader(Mapping[str, torch.Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder, self._dtype, self._device = folder, dtype, device
-        self._places: dict[str, Any] = {}
+        self._places: dict[str, Path] = {}
         for file in weight_files(folder):
-            opened: Any = safe_open(file, framework="pt")
-            self._places.update(dict.fromkeys(opened.keys(), opened))
+            with safe_open(file, framework="pt") as opened:
+                self._places.update(dict.fromkeys(opened.keys(), file))
 
     def __getitem__(self, name: str, /) -> torch.Tensor:
         if name not in self._places:
@@ -49,9 +49,7 @@ class TensorReader(Mapping[str, torch.Tensor]):
         Raises:
             WeightsError: it is missing or has another shape.
         """
-        if name not in self._places:
-            raise WeightsError(f"{self._folder} lacks {name}.", "Pull the model again.")
-        tensor: torch.Tensor = self._places[name].get_tensor(name)
+        tensor = self._stored(name)
         if shape is not None and tuple(tensor.shape) != shape:
             raise WeightsError(
                 f"{self._folder} holds {name} as {list(tensor.shape)}, its config says "
@@ -66,7 +64,13 @@ class TensorReader(Mapping[str, torch.Tensor]):
         Raises:
             WeightsError: it is missing.
         """
+        return self._stored(name).to(self._device)
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """A view of the file, which is mapped for it alone: what is only copied from it, goes."""
         if name not in self._places:
             raise WeightsError(f"{self._folder} lacks {name}.", "Pull the model again.")
-        tensor: torch.Tensor = self._places[name].get_tensor(name)
-        return tensor.to(self._device)
+        opened: Any
+        with safe_open(self._places[name], framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor

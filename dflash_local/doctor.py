@@ -96,7 +96,8 @@ def _device() -> Iterator[Finding]:
     cure = "close other programs before loading a model" if low else ""
     yield Finding("warn" if low else "ok", "device", text, cure)
     if room.kind == "cpu":
-        how = "native bf16" if room.native_bf16 else "no native bf16, computes in fp32"
+        kept = "weights in fp16, " if room.halves else ""
+        how = "native bf16" if room.native_bf16 else f"no native bf16: {kept}computes in fp32"
         yield Finding("ok", "kernels", f"{how}; {os.cpu_count()} logical cores")
 
 

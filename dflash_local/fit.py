@@ -101,7 +101,7 @@ def fit(
         else draft_bytes(draft_dir, draft, kept),
         backend=backend,
         device=found.kind,
-        width=kept.width,
+        width=kept.states,
         draft=draft,
         kv_bits=kv_bits or 16,
         loading=0 if draft_dir is None else loading_bytes(draft_dir, kept),
@@ -128,7 +128,7 @@ def fit_pair(pair: Pair, files: Files, *, backend: str, context: int | None = No
         draft_weights=int(draft),
         backend=backend,
         device=found.kind,
-        width=kept.width,
+        width=kept.states,
     )
     return _fit(sizes.need, context, pair.context or DEFAULT_CONTEXT, found)
 

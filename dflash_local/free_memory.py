@@ -30,6 +30,8 @@ class Room:
     total: int
     native_bf16: bool = True
     """Whether it multiplies bf16 itself; a CPU without it computes in fp32."""
+    halves: bool = False
+    """Whether torch keeps the weights of such a CPU in fp16."""
     packs: tuple[str, ...] = ()
     """Types whose weights torch brings into an order of the CPU's kernels, which is a copy."""
 
@@ -42,7 +44,13 @@ def room(backend: str) -> Room:
         return gpu
     free, total = ram()
     return Room(
-        "cpu", "the CPU's memory", max(0, free - _RAM_RESERVE), total, cpu_bf16(), cpu_packs()
+        "cpu",
+        "the CPU's memory",
+        max(0, free - _RAM_RESERVE),
+        total,
+        cpu_bf16(),
+        cpu_halves(),
+        cpu_packs(),
     )
 
 
@@ -84,6 +92,13 @@ def cpu_packs() -> tuple[str, ...]:
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _cpu_flags()
     several = cpu_threads() > 1
     return ("bf16",) * wide + ("fp32",) * several
+
+
+def cpu_halves() -> bool:
+    """Whether the CPU multiplies fp32 states with fp16 weights; all of ten years do, so what the
+    system does not say is taken for a yes."""
+    flags = _cpu_flags()
+    return is_x86() and (not flags or {"avx2", "f16c"} <= flags)
 
 
 def is_x86() -> bool:

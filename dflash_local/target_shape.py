@@ -7,6 +7,8 @@ from typing import Any
 
 from dflash_local.pairs import Shape
 
+LEAN = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of ``model_type`` that run through a forward of our own on torch."""
 DEFAULT_LIMIT = 8192
 """Positions where a config does not say."""
 

@@ -12,12 +12,14 @@ from typing import Any
 from dflash_local.demo import SOURCE_NAME
 from dflash_local.draft_config import DraftConfig
 from dflash_local.free_memory import Room
-from dflash_local.target_shape import is_tied
+from dflash_local.target_shape import LEAN, is_tied, text_config
 from dflash_local.weights import Shapes, folder_shapes, weight_files
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _BITS = {"nf4": 4, "int8": 8, "4bit": 4, "8bit": 8}
 _NAMES = {4: "nf4", 8: "int8", 16: "none"}
+_HALF_BLOCK = 512
+"""Columns of a block of packed fp16 weights; the last one is as long as the others."""
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections that the backends join into one matrix."""
 
@@ -29,15 +31,25 @@ class Storage:
     backend: str
     device: str
     width: float
-    """Bytes of a number that is not quantised."""
+    """Bytes of a weight that is not quantised."""
+    states: float
+    """Bytes of a number that is computed: activations, K/V, norms."""
     scheme: str | None
     """Of the target's products; None leaves them."""
     head_scheme: str | None
     draft_scheme: str | None
     packs: bool
-    """Whether the CPU's kernels want every product of this type in an order of their own."""
+    """Whether the CPU's kernels want every product in an order of their own, which is a copy."""
+    halves: bool
+    """Whether that order is the one of fp16 weights, whose sums are in fp32."""
     blocks: bool
     """Whether MLX takes the demo's 4-bit blocks as they are."""
+
+    def weights(self, shape: tuple[int, ...], scheme: str | None) -> int:
+        """Weights of a product that memory is taken for: fp16 ones lie in blocks of columns."""
+        if not self.halves or scheme is not None or len(shape) != 2:
+            return math.prod(shape)
+        return shape[0] * -(-shape[1] // _HALF_BLOCK) * _HALF_BLOCK
 
     def bytes_of(self, scheme: str | None) -> float:
         """Bytes per weight, scales included."""
@@ -62,7 +74,11 @@ def storage(
     asked = quantize or ("nf4" if _quantises(backend, room) else "none")
     scheme = asked if asked in _BITS else None
     narrow = backend == "mlx" or room.kind != "cpu" or room.native_bf16
-    width = _BYTES.get(dtype or "", 2.0 if narrow else 4.0)
+    numbers = dtype if dtype in _BYTES else "bf16" if narrow else "fp16" if room.halves else "fp32"
+    # Without kernels of its own for them, torch multiplies bf16 weights as fp16.
+    halved = ("fp16",) if "bf16" in room.packs else ("fp16", "bf16")
+    halves = backend == "torch" and room.kind == "cpu" and room.halves and numbers in halved
+    width = _BYTES[numbers]
     blocks = backend == "mlx" and (
         quantize == "4bit" or (quantize is None and dtype is None and room.kind == "metal")
     )
@@ -70,8 +86,18 @@ def storage(
         head, draft = scheme, {4: "4bit", 8: "8bit"}.get(draft_bits or 0)
     else:
         head, draft = (_of_bits(bits, scheme) for bits in (head_bits, draft_bits))
-    packs = backend == "torch" and (dtype or ("bf16" if narrow else "fp32")) in room.packs
-    return Storage(backend, room.kind, width, scheme, head, draft, packs, blocks)
+    return Storage(
+        backend,
+        room.kind,
+        width,
+        states=4.0 if halves and numbers == "fp16" else width,
+        scheme=scheme,
+        head_scheme=head,
+        draft_scheme=draft,
+        packs=backend == "torch" and (halves or numbers in room.packs),
+        halves=halves,
+        blocks=blocks,
+    )
 
 
 def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
@@ -82,34 +108,39 @@ def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
     if kept.blocks and (folder / SOURCE_NAME).is_file():
         return (folder / SOURCE_NAME).stat().st_size
     shapes = folder_shapes(folder)
-    tied = is_tied(config)
+    tied, lean = is_tied(config), text_config(config).get("model_type") in LEAN
     total = 0.0
     embedding = 0
     for name, shape in shapes.items():
-        count, scheme = math.prod(shape), kept.scheme if len(shape) > 1 else None
+        scheme = kept.scheme if len(shape) > 1 else None
+        count, rate = kept.weights(shape, scheme), kept.bytes_of(scheme)
         if "embed_tokens" in name:
-            embedding = count
-            scheme = scheme if kept.backend == "mlx" else None
+            embedding = kept.weights(shape, kept.head_scheme)
+            if kept.backend != "mlx":
+                count, rate = math.prod(shape), kept.width if lean else kept.states
         elif name == "lm_head.weight":
-            scheme, count = kept.head_scheme, 0 if tied else count
-        total += count * kept.bytes_of(scheme)
+            count = 0 if tied else kept.weights(shape, kept.head_scheme)
+            rate = kept.bytes_of(kept.head_scheme)
+        elif len(shape) < 2 or (scheme is None and ".experts." in name):
+            count, rate = math.prod(shape), kept.states
+        total += count * rate
     if tied and kept.backend == "torch" and (kept.head_scheme or kept.packs):
         total += embedding * kept.bytes_of(kept.head_scheme)  # beside the rows that are looked up
-    if kept.backend == "torch" and kept.device == "cpu" and kept.scheme is None:
-        total += _copies(shapes, stored, kept)
     return int(total)
 
 
 def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
     """The draft; the K/V projections of all layers are there once more in one matrix, and so are
     the rows of the target's head that a reduced vocabulary reads."""
-    rate = kept.bytes_of(kept.draft_scheme)
-    shapes = folder_shapes(folder)
-    total = sum(math.prod(s) * (rate if len(s) > 1 else kept.width) for name, s in shapes.items())
-    again = config.layers * 2 * config.kv_heads * config.head_dim * config.hidden_size
+    scheme, shapes = kept.draft_scheme, folder_shapes(folder)
+    again = [(config.layers * 2 * config.kv_heads * config.head_dim, config.hidden_size)]
     if "d2t" in shapes and "lm_head.weight" not in shapes:  # rows of the target's head
-        again += shapes["d2t"][0] * config.hidden_size
-    return int(total + again * rate)
+        again.append((shapes["d2t"][0], config.hidden_size))
+    total = 0.0
+    for shape in (*shapes.values(), *again):
+        rate = kept.bytes_of(scheme) if len(shape) > 1 else kept.states
+        total += kept.weights(shape, scheme) * rate
+    return int(total)
 
 
 def loading_bytes(folder: Path, kept: Storage) -> int:
@@ -120,17 +151,6 @@ def loading_bytes(folder: Path, kept: Storage) -> int:
     stored = sum(file.stat().st_size for file in weight_files(folder))
     cast = stored if abs(stored / _count(shapes) - kept.width) > 0.5 else 0
     return int(_joined(shapes) * kept.width) + cast
-
-
-def _copies(shapes: Shapes, stored: int, kept: Storage) -> int:
-    """Bytes that torch on a CPU holds twice: what it joins or packs, beside the mapped file that
-    the other weights are read from. Only where the file has the type that is loaded."""
-    if abs(stored / _count(shapes) - kept.width) > 0.5:
-        return 0
-    if kept.packs:
-        products = (s for name, s in shapes.items() if len(s) == 2 and "embed_tokens" not in name)
-        return int(kept.width * sum(map(math.prod, products)))
-    return int(kept.width * _joined(shapes))
 
 
 def _joined(shapes: Shapes) -> int:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dflash_local.backends.torch_backend import TorchBackend, TorchProposal  # noqa: E402
+from dflash_local.backends.torch_linear import has_half_products  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_probs import Drafted  # noqa: E402
 from tests.support.kits import Options  # noqa: E402
@@ -112,11 +113,18 @@ def drafted(backend: TorchBackend, truth: Sequence[int], count: int) -> list[int
     return ids[:count]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_decodes_what_transformers_does(family: str, tmp_path: Path) -> None:
+def test_every_family_decodes_what_transformers_does(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    if dtype == "fp16" and not has_half_products():
+        pytest.skip("this CPU computes fp16 in fp16")
     kind, settings = FAMILIES[family]
     model = save_target(tmp_path, kind, **settings)
-    backend = open_pair(tmp_path, None, Options(context=512), lambda step: None)
+    options = Options(context=512, dtype=dtype)
+    backend = open_pair(tmp_path, None, options, lambda step: None)
+    assert ("weights in fp16, computed in fp32" in backend.info.kernels) == (dtype == "fp16")
     for prompt, count in (([5, 9, 2], 110), ([7], 40), ([7, 8], 40)):
         stock = generated(model, prompt, count + 8)
         assert len(set(stock)) > 5, "an answer that is a loop proves little"

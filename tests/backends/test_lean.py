@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
+from dflash_local.backends.torch_families import FAMILIES  # noqa: E402
 from dflash_local.backends.torch_lean import LeanTarget  # noqa: E402
 from dflash_local.backends.torch_open_target import open_target  # noqa: E402
+from dflash_local.target_shape import LEAN  # noqa: E402
 from tests.support.random_target import save_target  # noqa: E402
 
 LLAMA3 = {
@@ -83,3 +85,7 @@ def test_the_lean_forward_equals_transformers(case: str, tmp_path: Path) -> None
     torch.testing.assert_close(torch.cat(logits), stock.logits[0], rtol=1e-4, atol=5e-5)
     # The last layer's entry in transformers' list has passed the final norm already.
     torch.testing.assert_close(torch.cat(features)[:, :64], taps[:, :64], **close)
+
+
+def test_what_counts_memory_knows_the_families() -> None:
+    assert set(LEAN) == set(FAMILIES)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from dflash_local.backends.torch_linear import DenseLinear, can_pack  # noqa: E402
+from dflash_local.backends.torch_linear import DenseLinear, dense  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_quant import Nf4Linear, Quantiser, refusal  # noqa: E402
 from dflash_local.errors import OptionError  # noqa: E402
@@ -99,10 +99,10 @@ def test_parts_may_have_bits_of_their_own(tmp_path: Path) -> None:
         return weights
 
     assert size(head_bits=4) < size(head_bits=8)
-    if can_pack(torch.zeros(32, 64, dtype=torch.bfloat16)):
-        assert size(head_bits=8) < size(head_bits=16)  # packed, so no longer the embedding itself
-    else:
+    if isinstance(dense("head", torch.zeros(512, 64, dtype=torch.bfloat16)), DenseLinear):
         assert size(head_bits=16) < size(head_bits=4)
+    else:
+        assert size(head_bits=8) < size(head_bits=16)  # packed, so no longer the embedding itself
 
 
 def test_a_family_through_transformers_is_quantised_too(tmp_path: Path) -> None:
@@ -112,7 +112,8 @@ def test_a_family_through_transformers_is_quantised_too(tmp_path: Path) -> None:
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
-        "intermediate_size": 128,
+        "hidden_size": 512,
+        "intermediate_size": 512,
     }
     save_target(tmp_path, "qwen3_5_text", **hybrid)  # type: ignore[arg-type]
     sizes = {}

@@ -12,19 +12,24 @@ torch = pytest.importorskip("torch")
 from dflash_local.backends import torch_linear  # noqa: E402
 from dflash_local.backends.torch_linear import (  # noqa: E402
     DenseLinear,
+    HalfLinear,
     PackedLinear,
     TallLinear,
-    WidenedLinear,
     can_pack,
     dense,
+    half,
+    has_half_products,
 )
 
 HOW: dict[str, tuple[Any, Any]] = {
     "packed bf16": (PackedLinear, torch.bfloat16),
     "packed fp32": (PackedLinear, torch.float32),
     "tall": (TallLinear, torch.float32),
-    "widened": (WidenedLinear, torch.bfloat16),
+    "half under bf16": (HalfLinear, torch.bfloat16),
+    "half under fp32": (HalfLinear, torch.float32),
 }
+needs_half = pytest.mark.skipif(not has_half_products(), reason="no fp16 products on this CPU")
+
 CLOSE = {torch.bfloat16: {"atol": 0.06, "rtol": 0.02}, torch.float32: {"atol": 2e-5, "rtol": 1e-5}}
 
 
@@ -44,9 +49,11 @@ def test_products_are_the_stock_ones(how: str, rows: int, biased: bool, threads:
     kind, dtype = HOW[how]
     if kind is PackedLinear and not can_pack(torch.zeros(8, 16, dtype=dtype)):
         pytest.skip(f"this build has no packed products in {dtype}")
+    if kind is HalfLinear and not has_half_products():
+        pytest.skip("no fp16 products on this CPU")
     torch.manual_seed(1)
-    # More of the weight than is widened at a time, and not a multiple of it.
-    weight = torch.randn(4100, 80).to(dtype)
+    # Numbers of both types, no multiple of any kernel's blocks.
+    weight = torch.randn(4100, 80).bfloat16().to(dtype)
     bias = torch.randn(4100).to(dtype) if biased else None
     states = torch.randn(rows, 80).to(dtype)
     with torch.inference_mode():
@@ -56,7 +63,8 @@ def test_products_are_the_stock_ones(how: str, rows: int, biased: bool, threads:
     torch.testing.assert_close(ours.double(), exact, **CLOSE[dtype])
     assert ours.dtype == dtype
     assert ours.is_contiguous()
-    assert linear.bytes == dtype.itemsize * (4100 * 80 + 4100 * biased)
+    held = 2 * 4112 * 512 if kind is HalfLinear else dtype.itemsize * 4100 * 80
+    assert linear.bytes == held + dtype.itemsize * 4100 * biased
 
 
 def test_the_way_follows_from_type_threads_and_cpu(
@@ -74,11 +82,44 @@ def test_the_way_follows_from_type_threads_and_cpu(
     if can_pack(torch.zeros(8, 16)):
         assert kind(torch.float32) is PackedLinear
     monkeypatch.setattr(torch_linear, "can_pack", lambda weight: False)
-    monkeypatch.setattr(torch_linear, "widens", lambda: True)
-    assert kind(torch.bfloat16) is WidenedLinear
-    monkeypatch.setattr(torch_linear, "widens", lambda: False)
+    if has_half_products():
+        assert kind(torch.bfloat16) is HalfLinear
+    monkeypatch.setattr(torch_linear, "has_half_products", lambda: False)
     assert kind(torch.bfloat16) is DenseLinear
     assert kind(torch.float16) is DenseLinear
     monkeypatch.setattr(torch_linear, "is_x86", lambda: False)
     assert kind(torch.float32) is DenseLinear
     assert not can_pack(torch.zeros(8, 8, device="meta"))
+
+
+@needs_half
+def test_fp16_keeps_what_bf16_holds() -> None:
+    """Every number of bf16 that fp16 can hold, down to where the steps of fp16 begin to show."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    numbers = bits.view(torch.bfloat16)
+    held = numbers[numbers.abs().float() <= torch.finfo(torch.float16).max]
+    kept = HalfLinear(held[:, None])(torch.ones(1, 1)).flatten()
+    moved = (kept - held.float()).abs()
+    assert moved[held.abs().float() >= 2.0**-17].max() == 0.0
+    assert 0.0 < moved.max() <= 2.0**-25
+
+
+@needs_half
+@pytest.mark.parametrize("odd", [1e5, float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_fp16_cannot_hold_stays(odd: float, dtype: Any) -> None:
+    weight = torch.randn(8, 16).to(dtype)
+    assert type(half("x", weight)) is HalfLinear
+    weight[3, 5] = odd
+    ours = half("x", weight)(torch.ones(1, 16, dtype=dtype))
+    assert not isinstance(half("x", weight), HalfLinear)
+    assert torch.equal(ours.isfinite(), (torch.ones(1, 16) @ weight.float().t()).isfinite())
+
+
+@needs_half
+def test_odd_states_are_multiplied_as_well() -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(48, 32).half().float()
+    linear = half("x", weight)
+    for states in (torch.randn(32, 5).t(), torch.randn(5, 64)[:, ::2], torch.randn(0, 32)):
+        torch.testing.assert_close(linear(states), states @ weight.t(), atol=1e-5, rtol=1e-5)

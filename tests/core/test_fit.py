@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,10 +26,10 @@ needs_mlx = pytest.mark.skipif(
 )
 
 
-def _peak(backend: str, target: Path, draft: Path, context: int) -> int:
+def _peak(backend: str, target: Path, draft: Path, context: int, dtype: str) -> int:
     command = [sys.executable, "-m", "tests.support.peak", backend]
     done = subprocess.run(
-        [*command, str(target), str(draft), str(context)],
+        [*command, str(target), str(draft), str(context), dtype],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -61,18 +61,19 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "model", "context"),
+    ("backend", "model", "context", "dtype"),
     [
         *(
-            pytest.param("torch", model, context, marks=needs_torch)
-            for model, context in (
-                ("qwen3", 8192),
-                ("qwen3", 16384),
-                ("demo", 2048),
+            pytest.param("torch", model, context, dtype, marks=needs_torch)
+            for model, context, dtype in (
+                ("qwen3", 8192, "fp32"),
+                ("qwen3", 16384, "fp16"),
+                ("demo", 2048, "fp32"),
+                ("demo", 2048, "fp16"),
             )
         ),
         *(
-            pytest.param("mlx", model, context, marks=needs_mlx)
+            pytest.param("mlx", model, context, "fp32", marks=needs_mlx)
             for model, context in (
                 *(("qwen3", 1024), ("qwen3", 2048), ("qwen3_5", 1024), ("qwen3_5_moe", 2048)),
                 ("demo", 64),
@@ -81,7 +82,7 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
     ],
 )
 def test_formula_is_within_10_percent_of_the_measured_peak(
-    backend: str, model: str, context: int, tmp_path: Path
+    backend: str, model: str, context: int, dtype: str, tmp_path: Path
 ) -> None:
     if model == "demo":
         target, draft = demo.installed(), demo.draft_folder()
@@ -91,8 +92,8 @@ def test_formula_is_within_10_percent_of_the_measured_peak(
         target, draft = loop_pair(tmp_path, {"max_position_embeddings": 65536})
     else:
         target, draft = _mlx_pair(tmp_path, model)
-    peak = _peak(backend, target, draft, context)
-    need = fit.fit(target, draft, backend=backend, dtype="fp32", context=context).need
+    peak = _peak(backend, target, draft, context, dtype)
+    need = fit.fit(target, draft, backend=backend, dtype=dtype, context=context).need
     assert need.total == pytest.approx(peak, rel=0.1), need
 
 
@@ -128,28 +129,41 @@ def test_load_refuses_with_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _room(kind: str, *, bf16: bool = True, packs: tuple[str, ...] = ()) -> Room:
-    return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, bf16, packs)
+    return Room(kind, f"a test's {kind}", 100 * GB, 100 * GB, native_bf16=bf16, packs=packs)
 
 
 @pytest.mark.parametrize("bf16", [True, False])
 def test_packed_weights_of_a_cpu_are_a_second_copy(tmp_path: Path, bf16: bool) -> None:
-    """By rule: the head's packed order lies beside the rows that are looked up, and in the type of
-    the file every packed product beside the mapped file, where else only the joined ones do."""
+    """By rule: a tied head's packed order lies beside the rows that are looked up."""
     target, draft = loop_pair(tmp_path, {"tie_word_embeddings": True})
 
     def weights(*packs: str) -> int:
         found = _room("cpu", bf16=bf16, packs=packs)
         return fit.fit(target, draft, backend="torch", free=found).need.weights
 
-    head, single = 128 * 64, ("o_proj", "down_proj", "lm_head")
-    alone = sum(
-        math.prod(shape)
-        for name, shape in folder_shapes(target).items()
-        if any(part in name for part in single)
-    )
     own, other = ("bf16", "fp32") if bf16 else ("fp32", "bf16")
-    assert weights(own) - weights() == (2 * head if bf16 else 4 * (head + alone))
+    assert weights(own) - weights() == (2 if bf16 else 4) * 128 * 64
     assert weights(other) == weights()
+
+
+def test_a_cpu_that_halves_weights_does_not_halve_what_it_computes(tmp_path: Path) -> None:
+    target, draft = loop_pair(tmp_path)
+    older = Room("cpu", "a test's cpu", 100 * GB, 100 * GB, native_bf16=False, halves=True)
+
+    def need(**options: object) -> memory_need.Need:
+        return fit.fit(target, draft, backend="torch", free=older, **options).need  # type: ignore[arg-type]
+
+    assert need() == need(dtype="fp16")
+    assert need().cache == need(dtype="fp32").cache == 2 * need(dtype="bf16").cache
+    products = sum(
+        2 * shape[0] * 512  # a block of columns each, as every matrix here has fewer
+        for name, shape in folder_shapes(target).items()
+        if len(shape) > 1 and "embed_tokens" not in name
+    )
+    norms = sum(4 * shape[0] for shape in folder_shapes(target).values() if len(shape) == 1)
+    assert need().weights == products + norms + 2 * 128 * 64
+    newer = replace(older, native_bf16=True)
+    assert fit.fit(target, draft, backend="torch", free=newer).need.cache < need().cache
 
 
 def test_what_a_card_quantises_by_itself_is_counted_so(

@@ -15,7 +15,7 @@ def _status(key: str) -> int:
     return 0
 
 
-def torch_peak(target: Path, draft: Path, context: int) -> int:
+def torch_peak(target: Path, draft: Path, context: int, dtype: str) -> int:
     """Growth of the resident set from before the load to the peak of a full context."""
     import tempfile
 
@@ -24,18 +24,19 @@ def torch_peak(target: Path, draft: Path, context: int) -> int:
     from tests.support.tiny import loop_pair
 
     with tempfile.TemporaryDirectory() as folder:  # libraries and thread pools load here
-        warm = open_pair(*loop_pair(Path(folder)), Options(context=64), lambda step: None)
+        small = Options(context=64, dtype=dtype)
+        warm = open_pair(*loop_pair(Path(folder)), small, lambda step: None)
         _fill(warm, 64)
         warm.close()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    options = Options(context=context)
+    options = Options(context=context, dtype=dtype)
     backend = open_pair(target, draft, options, lambda step: None)
     _fill(backend, context)
     return _status("VmHWM") - before
 
 
-def mlx_peak(target: Path, draft: Path, context: int) -> int:
+def mlx_peak(target: Path, draft: Path, context: int, dtype: str) -> int:
     """MLX's own count of its peak."""
     import mlx.core as mx
 
@@ -43,7 +44,7 @@ def mlx_peak(target: Path, draft: Path, context: int) -> int:
     from tests.support.kits import Options
 
     mx.reset_peak_memory()
-    backend = open_pair(target, draft, Options(context=context), lambda step: None)
+    backend = open_pair(target, draft, Options(context=context, dtype=dtype), lambda step: None)
     _fill(backend, context)
     return int(mx.get_peak_memory())
 
@@ -66,6 +67,6 @@ def _fill(backend: object, context: int) -> None:
 
 
 if __name__ == "__main__":
-    name, target_arg, draft_arg, context_arg = sys.argv[1:]
+    name, target_arg, draft_arg, context_arg, dtype_arg = sys.argv[1:]
     measure = {"torch": torch_peak, "mlx": mlx_peak}[name]
-    print(json.dumps(measure(Path(target_arg), Path(draft_arg), int(context_arg))))
+    print(json.dumps(measure(Path(target_arg), Path(draft_arg), int(context_arg), dtype_arg)))

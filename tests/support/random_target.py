@@ -37,6 +37,9 @@ def save_target(folder: Path, family: str, seed: int = 0, **settings: Any) -> An
             elif weight.dim() > 1:
                 # Larger than at the start of a training, so that answers do not end in a loop.
                 weight.mul_(4.0)
+            # As most are published; fp16 holds the products' weights as well, so that a CPU that
+            # keeps them so decodes the same.
+            weight.copy_(weight.bfloat16())
     model = model.eval()
     model.save_pretrained(folder)
     return model
