@@ -12,11 +12,12 @@ from typing import Any
 from dflash_local import hub, paths, places, registry
 from dflash_local.draft_config import parse_draft_config
 from dflash_local.errors import DownloadError, OptionError, RegistryError
-from dflash_local.hub_cache import is_repo_id, write_text
+from dflash_local.hub_cache import is_repo_id
 from dflash_local.pairs import BACKENDS, KINDS, SHAPE_KEYS, THINKING, WEIGHTS, parse_pairs
 from dflash_local.target_shape import limit_of, shape_of
 from dflash_local.transfer import Patience
 from dflash_local.weights import read_json
+from dflash_local.whole_file import write_whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         parse_pairs(tomllib.loads(text), str(file), text)
     except tomllib.TOMLDecodeError as error:
         raise RegistryError(f"The entry would not be valid TOML: {error}.") from error
-    write_text(file, text)
+    write_whole(file, text)
     if args.name in registry.shipped():
         note = f"{args.name} now stands for this entry; without it the shipped pair is back."
         print(f"dflash-local: {note}", file=sys.stderr)  # noqa: T201

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 from dflash_local import paths
 from dflash_local.backend import Backend, BackendInfo
+from dflash_local.whole_file import write_whole
 
 _CONTEXT = 32
 """Ids of context while measuring; live rounds correct for deeper ones."""
-_REPEATS = 4
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,9 @@ class Costs:
 
 
 def measured_counts(block_size: int) -> tuple[int, ...]:
-    """The counts worth timing: few where rounds are many, all of them up to 4."""
-    ladder = (0, 1, 2, 3, 4, 6, 8, 11, 15, 23, 31)
+    """The counts worth timing: few where rounds are many, all of them up to 6, as kernels that take
+    so many rows at once cost far more for one row more."""
+    ladder = (0, 1, 2, 3, 4, 5, 6, 8, 11, 15, 23, 31)
     return tuple(sorted({c for c in ladder if c < block_size} | {block_size - 1}))
 
 
@@ -49,14 +53,15 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> tuple[float,
 def measure(backend: Backend) -> Costs:
     """Time a few rounds of each count on an empty cache, and leave it empty.
 
-    The least of several is taken: what disturbs a measurement only makes it longer.
+    The middle one of several is taken: a moment's work of others does not move it, and it is nearer
+    than the least to what rounds take in the long run, which counts against a plain step's.
     """
     info = backend.info
     context = max(1, min(_CONTEXT, info.context - info.block_size))
     counts = [c for c in measured_counts(info.block_size) if context + c + 1 <= info.context]
     if not counts:  # room for one token: nothing will ever be drafted
         return Costs((1.0,) * info.block_size)
-    best = dict.fromkeys(counts, float("inf"))
+    times: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(_REPEATS + 1):
         for count in counts:  # in turn, so that a busy moment hits every count alike
             backend.rewind(0)
@@ -66,15 +71,16 @@ def measure(backend: Backend) -> Costs:
             backend.verify(backend.propose(1 % info.vocab_size, count))
             backend.commit(1)
             if repeat:  # the first run of a shape also pays for its preparation
-                best[count] = min(best[count], 1000.0 * (perf_counter() - begun))
+                times[count].append(1000.0 * (perf_counter() - begun))
     backend.rewind(0)
-    return Costs(interpolated(undisturbed(best), info.block_size))
+    middle = {count: median(taken) for count, taken in times.items()}
+    return Costs(interpolated(undisturbed(middle), info.block_size))
 
 
-def undisturbed(best: Mapping[int, float]) -> list[tuple[int, float]]:
+def undisturbed(times: Mapping[int, float]) -> list[tuple[int, float]]:
     """Times by count without those that something else made longer than a wider round's."""
-    counts = sorted(best, reverse=True)
-    least = accumulate((best[count] for count in counts), min)
+    counts = sorted(times, reverse=True)
+    least = accumulate((times[count] for count in counts), min)
     return list(zip(counts, least, strict=True))[::-1]
 
 
@@ -92,13 +98,8 @@ def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing or damaged: measure again
     costs = measure(backend)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"ms": costs.ms}), encoding="utf-8")
-        partial.replace(file)
-    except OSError:
-        pass  # a cache that cannot be written costs a second at the next load, nothing else
+    with suppress(OSError):  # what cannot be written costs seconds at the next load, nothing else
+        write_whole(file, json.dumps({"ms": costs.ms}))
     return costs
 
 

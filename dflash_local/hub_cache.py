@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local import paths
 from dflash_local.transfer import PARTIAL_SUFFIX, RemoteFile
+from dflash_local.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dflash_local.hub import Listing
@@ -72,7 +73,7 @@ class RepoFolder:
             _link(self.blob(file), folder / file.name)
         branch = revision or "main"
         if branch != listing.commit:
-            write_text(self.home / "refs" / branch, listing.commit)
+            write_whole(self.home / "refs" / branch, listing.commit)
         _record(listing)
         return folder
 
@@ -180,22 +181,6 @@ def tree_size(folder: Path) -> int:
     return total
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file in one step, so that readers see the old one or the new."""
-    import tempfile
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 def _flat(repo: str) -> str:
     return "models--" + repo.replace("/", "--")
 
@@ -246,4 +231,4 @@ def _change(entries: Mapping[str, object]) -> None:
     with FileLock(file.with_suffix(".lock")):
         merged = {**_records(), **entries}
         kept = {repo: entry for repo, entry in merged.items() if entry is not None}
-        write_text(file, json.dumps(kept, indent=1) + "\n")
+        write_whole(file, json.dumps(kept, indent=1) + "\n")

@@ -26,6 +26,7 @@ from dflash_local.errors import DflashError
 from dflash_local.events import Channel
 from dflash_local.paths import data_dir
 from dflash_local.private import FILE_MODE, open_private
+from dflash_local.whole_file import write_whole
 
 
 class SessionError(DflashError):
@@ -122,7 +123,7 @@ class Session:
                 self._open()
             self._close_file()  # the next line belongs into the new one
             lines = map(_line, _lines_of(self.conversation, self.model))
-            write_atomically(self.path, b"".join(lines).decode(), FILE_MODE)
+            write_whole(self.path, b"".join(lines).decode(), FILE_MODE)
         except OSError as error:
             self.failed(error)
 
@@ -273,26 +274,6 @@ def to_json(conversation: Conversation, model: str = "") -> str:
     ]
     document = {"model": model, "messages": conversation.messages(whole=True), "answers": answers}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a whole file or leave the old one.
-
-    Args:
-        mode: permissions of the new file, less what the umask takes away.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    try:
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(text)
-        os.replace(fresh, path)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
 
 
 def _line(record: Mapping[str, object]) -> bytes:

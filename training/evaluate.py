@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dflash_local.bench import positions, tau
 from dflash_local.engine import Reply
-from dflash_local.hub_cache import write_text
 from dflash_local.sampling import SamplingParams
 from dflash_local.select import load
 from dflash_local.stats import PositionRate
+from dflash_local.whole_file import write_whole
 
 from .prompts import Asked
 
@@ -60,7 +60,7 @@ def evaluate(
 def write_worth(path: Path, worth: Sequence[tuple[int, Worth]]) -> None:
     """Evaluations and the steps they were made at, one per line."""
     lines = [json.dumps({"step": step, **asdict(found)}) for step, found in worth]
-    write_text(path, "\n".join(lines) + "\n")
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def read_worth(path: Path) -> list[tuple[int, Worth]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dflash_local import __version__
-from dflash_local.hub_cache import write_text
+from dflash_local.whole_file import write_whole
 
 from .checkpoint import Progress
 from .evaluate import Worth
@@ -35,7 +35,7 @@ def write_draft(
         kept = ids.to("cpu").sort().values
         tensors["d2t"] = kept - torch.arange(len(kept))
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    write_text(folder / "config.json", json.dumps(raw, indent=1) + "\n")
+    write_whole(folder / "config.json", json.dumps(raw, indent=1) + "\n")
 
 
 def write_card(
@@ -90,7 +90,7 @@ On the blocks trained on:
 |---|---|---|
 {curve}
 """
-    write_text(folder / "README.md", text.replace(" \n", "\n"))
+    write_whole(folder / "README.md", text.replace(" \n", "\n"))
 
 
 def _thinned(

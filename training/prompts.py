@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_local.errors import OptionError
-from dflash_local.hub_cache import write_text
 from dflash_local.prompting import ChatTokenizer, whole
+from dflash_local.whole_file import write_whole
 
 from .files import part
 from .openings import OPENINGS
@@ -83,7 +83,7 @@ def make_prompts(
             path = part(folder, number, ".jsonl")
             if not path.is_file():
                 written = _part(number, recipe, frame, teacher(), tokenizer)
-                write_text(path, _lines(written))
+                write_whole(path, _lines(written))
             for asked in read_prompts(path):
                 seen.setdefault(_key(asked.text), asked)
             progress(min(len(seen), wanted), wanted)
@@ -112,8 +112,8 @@ def split(folder: Path, prompts: list[Asked], held_out: int) -> None:
                 held.append(by_kind[kind].pop(0))
     apart = {_key(asked.text) for asked in held}
     train = [asked for asked in prompts if _key(asked.text) not in apart]
-    write_text(folder / "held_out.jsonl", _lines(held))
-    write_text(folder / "train.jsonl", _lines(train))
+    write_whole(folder / "held_out.jsonl", _lines(held))
+    write_whole(folder / "train.jsonl", _lines(train))
 
 
 def read_prompts(path: Path) -> list[Asked]:

@@ -12,8 +12,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dflash_local.errors import OptionError
-from dflash_local.hub_cache import write_text
 from dflash_local.weights import weight_files
+from dflash_local.whole_file import write_whole
 
 _MARK = "training.json"
 _SAMPLES, _SAMPLE = 16, 2**16
@@ -71,7 +71,7 @@ def hold(path: Path, facts: Mapping[str, Any]) -> None:
     """
     before = held(path)
     if before is None:
-        write_text(path, json.dumps(facts, indent=1))
+        write_whole(path, json.dumps(facts, indent=1))
         return
     for name, now in facts.items():
         if before.get(name) == now:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dflash_local.errors import OptionError
 from dflash_local.paths import expanded
-from dflash_local.sessions import Session, to_json, to_markdown, write_atomically
+from dflash_local.sessions import Session, to_json, to_markdown
+from dflash_local.whole_file import write_whole
 
 
 def export(session: Session, model: str, where: str = "") -> Path:
@@ -21,7 +22,7 @@ def export(session: Session, model: str, where: str = "") -> Path:
         path = path.absolute()  # the working folder may be gone
         if path.exists() and not path.is_file():
             raise OptionError(f"{path} is no file.", "Give another name.")
-        write_atomically(path, write(session.conversation, model))
+        write_whole(path, write(session.conversation, model))
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror or error}.") from error
     except ValueError as error:  # a NUL, half a character

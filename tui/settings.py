@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_local.errors import DflashError
 from dflash_local.paths import config_dir
-from dflash_local.sessions import write_atomically
+from dflash_local.whole_file import write_whole
 
 
 class SettingsError(DflashError):
@@ -34,7 +34,7 @@ class Settings:
     def save(self) -> None:
         """Write the file; a folder that cannot be written costs only the memory of it."""
         with suppress(OSError):
-            write_atomically(settings_file(), json.dumps(asdict(self), indent=2) + "\n")
+            write_whole(settings_file(), json.dumps(asdict(self), indent=2) + "\n")
 
 
 def settings_file() -> Path:

@@ -17,7 +17,8 @@ from filelock import FileLock
 
 from dflash_local.chat import Answer, Conversation, Turn, Version
 from dflash_local.history import PromptHistory
-from dflash_local.sessions import SessionError, SessionStore, read, write_atomically
+from dflash_local.sessions import SessionError, SessionStore, read
+from dflash_local.whole_file import write_whole
 
 OTHER = """
 import sys, pathlib
@@ -201,5 +202,5 @@ def test_only_the_owner_may_read_what_was_said(store: SessionStore, umask: int) 
 def test_a_file_that_cannot_be_replaced_leaves_no_second_one(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(OSError):
-        write_atomically(tmp_path / "x", "text")
+        write_whole(tmp_path / "x", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
