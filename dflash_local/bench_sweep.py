@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from dflash_local.bench import in_turn, tau, tok_s
 from dflash_local.bench_setup import Setup, Spread
@@ -20,6 +21,9 @@ class WidthFigures:
     tok_s: Spread
     tau: float
     """Tokens per drafting round; 0 where nothing is drafted."""
+    steady_tok_s: float
+    """Tokens per second, had each round taken the middle time of all rounds that drafted as much:
+    what others do on this machine meanwhile, hits every width alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,12 @@ class SetFigures:
         """Auto over the best fixed width. Choosing the best of noisy figures flatters it."""
         best = self.best.tok_s.median
         return self.auto.tok_s.median / best if best else 0.0
+
+    @property
+    def steady_quotient(self) -> float:
+        """The same at the middle times of rounds."""
+        best = max(width.steady_tok_s for width in self.fixed)
+        return self.auto.steady_tok_s / best if best else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +87,13 @@ def run_sweep(
         thinking=thinking,
         progress=progress,
     )
+    middle = _middle_times([reply for texts in passes for replies in texts for reply in replies])
     figures, begin = [], 0
     for name, given in sets.items():
         end = begin + len(given)
+        part = [answers[begin:end] for answers in passes]
         auto, *fixed = [
-            _width(block, [[replies[at] for replies in answers[begin:end]] for answers in passes])
+            _width(block, [[replies[at] for replies in answers] for answers in part], middle)
             for at, block in enumerate(blocks)
         ]
         figures.append(SetFigures(name, auto, tuple(fixed)))
@@ -89,6 +101,22 @@ def run_sweep(
     return SweepReport(setup, repeats, tuple(figures))
 
 
-def _width(block: int | None, passes: list[list[Reply]]) -> WidthFigures:
+def _middle_times(replies: Sequence[Reply]) -> dict[int, float]:
+    """Milliseconds of a round by the number of ids that it drafted."""
+    times: dict[int, list[float]] = {}
+    for reply in replies:
+        for round_ in reply.rounds:
+            times.setdefault(round_.drafted, []).append(round_.wall_ms)
+    return {count: median(taken) for count, taken in times.items()}
+
+
+def _width(
+    block: int | None, passes: list[list[Reply]], middle: Mapping[int, float]
+) -> WidthFigures:
     every = [reply for replies in passes for reply in replies]
-    return WidthFigures(block, Spread.of([tok_s(replies) for replies in passes]), tau(every))
+    rounds = [round_ for reply in every for round_ in reply.rounds]
+    spent = sum(middle[round_.drafted] for round_ in rounds)
+    tokens = sum(len(round_.tokens) for round_ in rounds)
+    steady = 1000.0 * tokens / spent if spent else 0.0
+    spread = Spread.of([tok_s(replies) for replies in passes])
+    return WidthFigures(block, spread, tau(every), steady)

@@ -170,12 +170,14 @@ def _sweep(report: SweepReport) -> tuple[Row, list[Row]]:
         "auto",
         *(_block(block) for block in blocks),
         "auto / best fixed",
+        "at middle times",
     )
     rows = [
         (
             figures.name,
             *(f"{width.tok_s.median:.1f}" for width in (figures.auto, *figures.fixed)),
             f"{figures.quotient:.3f} ({_block(figures.best.block)})",
+            f"{figures.steady_quotient:.3f}",
         )
         for figures in report.sets
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,11 +22,12 @@ from dflash_local.bench import first_difference, loops, run
 from dflash_local.bench_depth import run_depths
 from dflash_local.bench_prompts import SETS, chosen
 from dflash_local.bench_setup import Spread
-from dflash_local.bench_sweep import run_sweep
+from dflash_local.bench_sweep import _middle_times, _width, run_sweep
 from dflash_local.bench_topics import TOPICS
 from dflash_local.bench_view import Report, as_json, as_text
-from dflash_local.engine import Engine
+from dflash_local.engine import Engine, Reply
 from dflash_local.errors import OptionError
+from dflash_local.sampling import SamplingParams
 
 REPLY = "".join(chr(97 + (i * i) % 23) for i in range(200))
 
@@ -113,6 +115,23 @@ def test_a_sweep_counts_plain_decoding_among_the_fixed_widths() -> None:
     assert [width.block for width in chat.fixed] == [0, 2, 3, 4]
     assert chat.quotient == chat.auto.tok_s.median / chat.best.tok_s.median
     assert code.auto.block is None
+
+
+def test_a_stall_of_the_machine_does_not_touch_the_steady_figure() -> None:
+    with opened() as engine:
+        reply = engine.complete("x", SamplingParams(max_tokens=40), block=4)
+
+    def taking(times: Sequence[float]) -> Reply:
+        rounds = [replace(r, wall_ms=ms) for r, ms in zip(reply.rounds, times, strict=True)]
+        return replace(reply, rounds=tuple(rounds))
+
+    even = [10.0 + 2.0 * round_.drafted for round_ in reply.rounds]
+    replies = [taking(even), taking(even), taking([900.0, *even[1:]])]
+    middle = _middle_times(replies)
+    tokens = sum(len(round_.tokens) for round_ in reply.rounds)
+    for answered in replies:
+        steady = _width(4, [[answered]], middle).steady_tok_s
+        assert steady == pytest.approx(1000.0 * tokens / sum(even))
 
 
 def test_a_second_turn_feeds_only_what_is_new_at_every_depth() -> None:

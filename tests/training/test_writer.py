@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dflash_local.training.teacher import Teacher
-from dflash_local.training.writer import BEST, Written, write
+from dflash_local.training.writer import BEST, Written, _draw, write
 from tests.backends.test_families import FAMILIES
 from tests.support.random_target import save_target
 
@@ -82,3 +82,16 @@ def test_draws_follow_the_seed_and_the_temperature(teacher: Teacher) -> None:
     assert all(row == greedy[0] for row in greedy)
     assert rows(1, 1.5)[-1] == greedy[0], "the greedy row of a mixed batch stays greedy"
     assert rows(3, 1.5, top_p=1e-6) == greedy
+
+
+@pytest.mark.parametrize(("top_p", "allowed"), [(1.0, 4), (0.75, 2)])
+def test_draws_have_the_targets_chances(top_p: float, allowed: int) -> None:
+    chances = torch.tensor([0.0, 0.5, 0.05, 0.3, 0.15])
+    rows = 20_000
+    logits = (chances.log() * 0.7).expand(rows, -1)  # a temperature of 0.7 takes it back
+    draws = torch.Generator().manual_seed(4)
+    drawn = _draw(logits, torch.full((rows,), 0.7), top_p, draws)
+    kept = torch.where(chances >= chances.sort().values[-allowed], chances, 0.0)
+    shares = torch.bincount(drawn, minlength=5) / rows
+    torch.testing.assert_close(shares, kept / kept.sum(), atol=0.015, rtol=0.0)
+    assert (shares[kept == 0.0] == 0.0).all()
