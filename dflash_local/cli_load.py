@@ -25,7 +25,9 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--backend", choices=("mlx", "torch"), help="default: what fits the machine")
     group.add_argument(
-        "--dtype", choices=("fp32", "bf16", "fp16"), help="default: the fastest here"
+        "--dtype",
+        choices=("fp32", "bf16", "fp16"),
+        help="default: the fastest here; a CPU keeps fp16 weights and computes in fp32",
     )
     group.add_argument("--context", type=int, metavar="N", help="positions that the caches hold")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")

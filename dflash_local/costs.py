@@ -18,7 +18,8 @@ from dflash_local.whole_file import write_whole
 
 _CONTEXT = 32
 """Ids of context while measuring; live rounds correct for deeper ones."""
-_REPEATS = 5
+_LEAST, _MOST, _SECONDS = 5, 15, 2.0
+"""Rounds of every count: so many at least, so many at most, and no more after that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> tuple[float,
 
 
 def measure(backend: Backend) -> Costs:
-    """Time a few rounds of each count on an empty cache, and leave it empty.
+    """Time a few rounds of each count on a short context, and leave the cache empty.
 
     The middle one of several is taken: a moment's work of others does not move it, and it is nearer
     than the least to what rounds take in the long run, which counts against a plain step's.
@@ -62,19 +63,33 @@ def measure(backend: Backend) -> Costs:
     if not counts:  # room for one token: nothing will ever be drafted
         return Costs((1.0,) * info.block_size)
     times: dict[int, list[float]] = {count: [] for count in counts}
-    for repeat in range(_REPEATS + 1):
-        for count in counts:  # in turn, so that a busy moment hits every count alike
-            backend.rewind(0)
-            backend.extend([1 % info.vocab_size] * context)
-            backend.sample()
-            begun = perf_counter()
-            backend.verify(backend.propose(1 % info.vocab_size, count))
-            backend.commit(1)
-            if repeat:  # the first run of a shape also pays for its preparation
-                times[count].append(1000.0 * (perf_counter() - begun))
+    _pass(backend, counts, context)  # the first run of a shape also pays for its preparation
+    begun = perf_counter()
+    for done in range(_MOST):
+        if done >= _LEAST and perf_counter() - begun > _SECONDS:
+            break
+        for count, ms in _pass(backend, counts, context):
+            times[count].append(ms)
     backend.rewind(0)
     middle = {count: median(taken) for count, taken in times.items()}
     return Costs(interpolated(undisturbed(middle), info.block_size))
+
+
+def _pass(backend: Backend, counts: Sequence[int], context: int) -> list[tuple[int, float]]:
+    """Milliseconds of one round of each count, in turn, so that a busy moment hits all alike."""
+    info = backend.info
+    token = 1 % info.vocab_size
+    times: list[tuple[int, float]] = []
+    for count in counts:
+        if not times or backend.position + count + 1 > info.context:
+            backend.rewind(0)
+            backend.extend([token] * context)
+            backend.sample()
+        begun = perf_counter()
+        backend.verify(backend.propose(token, count))
+        backend.commit(1)
+        times.append((count, 1000.0 * (perf_counter() - begun)))
+    return times
 
 
 def undisturbed(times: Mapping[int, float]) -> list[tuple[int, float]]:

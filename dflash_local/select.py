@@ -161,7 +161,8 @@ def load(
         model: a name of the registry, a folder with the target, or its repo id.
         draft: a folder or repo id in place of the pair's own draft; ``"none"`` for no draft.
         backend: ``"mlx"`` or ``"torch"``; chosen by the machine where None.
-        dtype: ``"fp32"``, ``"bf16"`` or ``"fp16"``; the device's best where None.
+        dtype: ``"fp32"``, ``"bf16"`` or ``"fp16"``; the device's best where None. On a CPU fp16 is
+            how weights are kept; states are computed in fp32.
         context: positions that the caches hold, prompt and answer together.
         threads: CPU threads of the torch backend.
         quantize: quantisation of the target at load.
