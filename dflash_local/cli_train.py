@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,44 +59,65 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="a name from dflash-local list, or a folder with the target")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for everything")
     parser.add_argument("--stage", choices=_STAGES, help="only this one (default: all, in order)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument(
         "--json", action="store_true", help="the draft's folder and what it is worth"
     )
+    defaults = _defaults()
+
+    def number(group: Any, name: str, kind: type, metavar: str, words: str) -> None:
+        default = defaults[name]
+        told = "" if default is None else f" (default: {default:g})"
+        option = "--" + name.replace("_", "-")
+        group.add_argument(option, type=kind, metavar=metavar, help=words + told)
+
     group = parser.add_argument_group("prompts")
     group.add_argument("--prompts", metavar="FILE", help='JSONL of {"text": ..., "kind": ...}')
-    group.add_argument("--own", type=int, metavar="N", help="prompts that the target writes")
-    group.add_argument("--held-out", type=int, metavar="N", help="prompts never trained on")
+    number(group, "own", int, "N", "prompts that the target writes")
+    number(group, "held_out", int, "N", "prompts never trained on")
     group = parser.add_argument_group("data")
-    group.add_argument("--answer-tokens", type=int, metavar="N", help="most of an answer")
-    group.add_argument("--sampled", type=float, metavar="SHARE", help="of answers not greedy")
+    number(group, "answer_tokens", int, "N", "most of an answer")
+    number(group, "sampled", float, "SHARE", "of answers not greedy")
     group.add_argument(
         "--thinking", action=argparse.BooleanOptionalAction, default=None, help="answers that think"
     )
     group.add_argument(
-        "--features", choices=("store", "recompute"), help="tapped states on the disk, or again"
+        "--features",
+        choices=("store", "recompute"),
+        help=f"tapped states on the disk, or again (default: {defaults['features']})",
     )
-    group.add_argument("--taps", type=int, metavar="N", help="target layers that are tapped")
-    group.add_argument("--rows", type=int, metavar="N", help="sequences written together")
+    number(group, "taps", int, "N", "target layers that are tapped")
+    number(group, "rows", int, "N", "sequences written together")
     group = parser.add_argument_group("fit")
-    group.add_argument("--layers", type=int, metavar="N")
-    group.add_argument("--block", type=int, metavar="N")
-    group.add_argument("--short-block", type=int, metavar="N", help="block of the first part")
-    group.add_argument("--short-share", type=float, metavar="SHARE", help="of the steps")
+    number(group, "layers", int, "N", "of the draft")
+    number(group, "block", int, "N", "rows of a block, the anchor among them")
+    number(group, "short_block", int, "N", "block of the first part")
+    number(group, "short_share", float, "SHARE", "of the steps in that part")
     group.add_argument("--v2", action="store_true", help="with DFlash 2's two modules")
+    number(group, "draft_vocab", int, "N", "ids that the draft can say, the frequent ones")
     group.add_argument(
-        "--draft-vocab", type=int, metavar="N", help="ids that the draft can say, the frequent ones"
+        "--init",
+        metavar="HOW",
+        help=f"target, random, or a draft's folder (default: {defaults['init']})",
     )
-    group.add_argument("--init", metavar="HOW", help="target, random, or a draft's folder")
     length = group.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, metavar="N")
-    length.add_argument("--minutes", type=float, metavar="N", help="of the fit alone")
-    group.add_argument("--sequences", type=int, metavar="N", help="of a step")
-    group.add_argument("--anchors", type=int, metavar="N", help="blocks per sequence")
-    group.add_argument("--rate", type=float, metavar="X", help="highest learning rate")
-    group.add_argument("--save-seconds", type=float, metavar="N", help="between checkpoints")
-    group.add_argument("--eval-tokens", type=int, metavar="N", help="per held-out answer")
+    number(length, "steps", int, "N", "of the fit")
+    number(length, "minutes", float, "N", "of the fit alone")
+    number(group, "sequences", int, "N", "of a step")
+    number(group, "anchors", int, "N", "blocks per sequence")
+    number(group, "rate", float, "X", "highest learning rate")
+    number(group, "save_seconds", float, "N", "between checkpoints")
+    number(group, "eval_tokens", int, "N", "per held-out answer")
+
+
+def _defaults() -> dict[str, Any]:
+    """The recipe's own numbers by name."""
+    recipe = import_module("dflash_local.training.recipe")
+    parts = (recipe.PromptsRecipe, recipe.DataRecipe, recipe.FitRecipe)
+    return {field.name: field.default for part in parts for field in fields(part)}
 
 
 def run(args: argparse.Namespace) -> int:

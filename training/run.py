@@ -14,6 +14,7 @@ import torch
 from dflash_local.errors import OptionError, WeightsError
 from dflash_local.free_memory import cpu_bf16
 from dflash_local.registry import locate
+from dflash_local.target_shape import text_config
 from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
@@ -254,7 +255,7 @@ def _numbers(target: Path) -> tuple[int, int, int]:
         WeightsError: config.json does not say.
     """
     raw = read_json(target / "config.json")
-    text = raw.get("text_config") or raw
+    text = text_config(raw)
     try:
         depth, hidden = int(text["num_hidden_layers"]), int(text["hidden_size"])
         positions = int(text.get("max_position_embeddings") or 8192)
