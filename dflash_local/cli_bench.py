@@ -31,7 +31,7 @@ EXIT_DIFFERENT = 3
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = "example: dflash-local bench --model demo --set chat,code --repeats 3"
-    parser.add_argument("--prompts", type=int, metavar="N", help="how many of each set")
+    parser.add_argument("--prompts", type=int, metavar="N", help="of each set (default: 10)")
     parser.add_argument(
         "--set",
         type=_names,
@@ -40,8 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"prompts to answer: {', '.join(SETS)}; may be repeated (default: all, which takes "
         "tasks and own in turn)",
     )
-    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians over N passes")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per answer")
+    parser.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="medians over N passes (default: 1)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)"
+    )
     block_argument(parser)
     parser.add_argument(
         "--sweep", action="store_true", help="auto against every fixed width, plain included"
@@ -57,7 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="T",
-        help="above 0: sample, and set rejection sampling against comparing samples",
+        help="above 0 (default: 0, greedy): sample, and set rejection sampling against comparing "
+        "samples",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the first prompt, with T above 0")
     thinking_arguments(parser)

@@ -1,4 +1,4 @@
-"""What every download asks of the disk: may it write there, is there room, why did it fail."""
+"""What every large write asks of the disk: may it write there, is there room, why did it fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dflash_local.errors import DownloadError
+from dflash_local.errors import DflashError, DownloadError
 
 _RESERVE = 64 * 2**20
 """Bytes that stay free beyond what is fetched."""
@@ -40,15 +40,17 @@ def cannot_write(place: object, error: OSError, cure: str) -> DownloadError:
     return DownloadError(f"{place} cannot be written: {error.strerror or error}.", cure)
 
 
-def check_space(folder: Path, size: int, what: str, cure: str) -> None:
+def check_space(
+    folder: Path, size: int, what: str, cure: str, error: type[DflashError] = DownloadError
+) -> None:
     """Refuse before the first byte where the disk cannot hold ``size`` bytes and the reserve.
 
     Raises:
-        DownloadError: with both numbers.
+        DownloadError: with both numbers; or the ``error`` that was asked for.
     """
     needed, free = size + _RESERVE, shutil.disk_usage(folder).free
     if free < needed:
-        raise DownloadError(
+        raise error(
             f"{what}{amount(needed)} are needed and the disk of {folder} has {amount(free)} free.",
             cure,
         )

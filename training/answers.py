@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from dflash_local.bench import loops
-from dflash_local.errors import OptionError
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
 from .files import part, whole, write_tensors
@@ -23,9 +21,6 @@ Progress = Callable[[int, int], None]
 
 _LOOP = 48
 """An answer is cut once its last so many ids repeat a short pattern: loops teach nothing."""
-
-_SPARE = 256 * 2**20
-"""Bytes of the disk that stay free."""
 
 
 def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> int:
@@ -44,21 +39,6 @@ def missing(folder: Path, recipe: DataRecipe, prompts: int) -> list[int]:
     return [
         n for n in range(batches(recipe, prompts)) if not whole(part(folder, n, ".safetensors"))
     ]
-
-
-def check_disk(folder: Path, needed: int) -> None:
-    """Refuse before anything is written.
-
-    Raises:
-        OptionError: the disk has not that much free.
-    """
-    free = shutil.disk_usage(folder).free - _SPARE
-    if needed > free:
-        raise OptionError(
-            f"The answers may take {needed / 1e9:.1f} GB, {folder} has {max(0, free) / 1e9:.1f} "
-            "GB free.",
-            "Give --features recompute, fewer prompts or another --out.",
-        )
 
 
 def make_answers(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dflash_local.disk import check_space
 from dflash_local.errors import OptionError, WeightsError
 from dflash_local.free_memory import cpu_bf16
 from dflash_local.registry import locate
@@ -19,7 +20,7 @@ from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
 from . import draft
-from .answers import batches, bytes_needed, check_disk, make_answers, missing
+from .answers import batches, bytes_needed, make_answers, missing
 from .checkpoint import Progress
 from .corpus import Corpus
 from .evaluate import Worth, evaluate, read_worth, write_worth
@@ -146,7 +147,13 @@ class Training:
         if left:
             note = f"up to {needed / 1e6:,.0f} MB will be written to {folder}"
             self._report(TrainProgress("data", 0, 0, note))
-        check_disk(self.out, needed)
+        check_space(
+            self.out,
+            needed,
+            "For the answers ",
+            "Give --features recompute, fewer prompts or another --out.",
+            OptionError,
+        )
         counting = self._counting("data")
         make_answers(folder, recipe, prompts, left, self._teacher, self._tokenizer, counting)
 
