@@ -12,7 +12,7 @@ from .torch_cache import TargetCache
 from .torch_embedding import DenseEmbedding, Embedding, Int8Embedding
 from .torch_families import Family
 from .torch_lean import LeanLayer, LeanTarget, LeanWeights
-from .torch_linear import DenseLinear, Linear, LinearMaker
+from .torch_linear import DenseLinear, Linear, LinearMaker, fits_half
 from .torch_prequant import PackedWeight, joined, read_packed
 from .torch_rope import RopeTable, target_frequencies
 from .torch_target import TargetShape
@@ -56,7 +56,8 @@ def load_lean(
         head: stores the output head.
         packed: stores what the checkpoint holds in four bits; None where it holds nothing so.
         embed_bits: 8 or 16 for the rows of the input embedding.
-        halved: whether those rows are kept in fp16, whatever states are computed in.
+        halved: whether those rows are kept in fp16 where it can hold them, whatever states are
+            computed in.
 
     Raises:
         WeightsError: a tensor is missing or of another shape.
@@ -78,7 +79,8 @@ def load_lean(
     if small:
         embedding = Int8Embedding(matrix)
     else:
-        embedding = DenseEmbedding(matrix.half() if halved else matrix, norm.dtype)
+        rows_fit = halved and fits_half(matrix)
+        embedding = DenseEmbedding(matrix.half() if rows_fit else matrix, norm.dtype)
     del matrix
     weights = LeanWeights(
         embedding=embedding,

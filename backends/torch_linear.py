@@ -139,7 +139,7 @@ def has_half_products() -> bool:
     )
 
 
-def _fits_half(weight: torch.Tensor) -> bool:
+def fits_half(weight: torch.Tensor) -> bool:
     """Whether fp16 can hold every number; infinities and what is no number do not fit."""
     least, most = weight.aminmax()
     return bool(torch.maximum(-least, most) <= torch.finfo(torch.float16).max)
@@ -147,7 +147,7 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The maker that keeps weights of a CPU in fp16; what fp16 cannot hold stays as it is."""
-    return HalfLinear(weight, bias) if _fits_half(weight) else dense(name, weight, bias)
+    return HalfLinear(weight, bias) if fits_half(weight) else dense(name, weight, bias)
 
 
 @cache
@@ -175,7 +175,7 @@ def dense(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> 
     if weight.device.type == "cpu" and is_x86():
         if weight.dtype == torch.float32:
             return TallLinear(weight, bias)
-        if weight.dtype == torch.bfloat16 and has_half_products() and _fits_half(weight):
+        if weight.dtype == torch.bfloat16 and has_half_products() and fits_half(weight):
             return HalfLinear(weight, bias)
     return DenseLinear(weight, bias)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dflash_local.errors import WeightsError
 from dflash_local.weights import weight_files
@@ -26,7 +27,7 @@ class TensorReader(Mapping[str, torch.Tensor]):
         self._folder, self._dtype, self._device = folder, dtype, device
         self._places: dict[str, Path] = {}
         for file in weight_files(folder):
-            with safe_open(file, framework="pt") as opened:
+            with _opened(file) as opened:
                 self._places.update(dict.fromkeys(opened.keys(), file))
 
     def __getitem__(self, name: str, /) -> torch.Tensor:
@@ -49,14 +50,15 @@ class TensorReader(Mapping[str, torch.Tensor]):
         Raises:
             WeightsError: it is missing or has another shape.
         """
-        tensor = self._stored(name)
-        if shape is not None and tuple(tensor.shape) != shape:
-            raise WeightsError(
-                f"{self._folder} holds {name} as {list(tensor.shape)}, its config says "
-                f"{list(shape)}.",
-                "Pull the model again.",
-            )
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.long)
+        with self._stored(name) as tensor:
+            if shape is not None and tuple(tensor.shape) != shape:
+                raise WeightsError(
+                    f"{self._folder} holds {name} as {list(tensor.shape)}, its config says "
+                    f"{list(shape)}.",
+                    "Pull the model again.",
+                )
+            dtype = self._dtype if tensor.is_floating_point() else torch.long
+            return tensor.to(self._device, dtype, copy=True)
 
     def raw(self, name: str) -> torch.Tensor:
         """One tensor in the type that the file holds.
@@ -64,13 +66,29 @@ class TensorReader(Mapping[str, torch.Tensor]):
         Raises:
             WeightsError: it is missing.
         """
-        return self._stored(name).to(self._device)
+        with self._stored(name) as tensor:
+            return tensor.to(self._device, copy=True)
 
-    def _stored(self, name: str) -> torch.Tensor:
-        """A view of the file, which is mapped for it alone: what is only copied from it, goes."""
+    @contextmanager
+    def _stored(self, name: str) -> Iterator[torch.Tensor]:
+        """A view of the file, which is mapped for this one tensor and no longer than it is copied:
+        no page of it is counted twice, and what happens to the file later harms nobody."""
         if name not in self._places:
             raise WeightsError(f"{self._folder} lacks {name}.", "Pull the model again.")
+        with _opened(self._places[name]) as opened:
+            yield opened.get_tensor(name)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of tensors.
+
+    Raises:
+        WeightsError: it went away or was damaged since it was checked.
+    """
+    try:
         opened: Any
-        with safe_open(self._places[name], framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
-        return tensor
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{file} cannot be read: {error}", "Pull the model again.") from error

@@ -25,7 +25,9 @@ from dflash_local.events import Done, Event, Piece, Text
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = 'example: dflash-local generate --model demo "Name three rivers."'
-    parser.add_argument("prompt", help="the user's message; - reads it from standard input")
+    parser.add_argument(
+        "prompt", nargs="?", help="the user's message; - or a pipe: from standard input"
+    )
     parser.add_argument("--system", metavar="TEXT", help="a system message before it")
     parser.add_argument("--plain", action="store_true", help="decode without the draft")
     block_argument(parser)
@@ -38,11 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer and print; the figures go to stderr."""
     prompt = args.prompt
-    if prompt == "-":
-        stdin: TextIO | None = sys.stdin
+    stdin: TextIO | None = sys.stdin
+    if prompt == "-" or (prompt is None and stdin is not None and not stdin.isatty()):
         prompt = "" if stdin is None else stdin.read()
-    if not prompt.strip():
-        raise OptionError("The prompt is empty.", "Give the question as an argument.")
+    if not (prompt or "").strip():
+        raise OptionError(
+            "The prompt is empty.", "Give the question as an argument, or pipe it in."
+        )
     if args.plain and args.block is not None:
         raise OptionError("--plain and --block exclude each other.", "Give one of them.")
     settings = sampling(args)

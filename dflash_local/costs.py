@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 
 from dflash_local import paths
-from dflash_local.backend import Backend, BackendInfo
+from dflash_local.backend import Backend
 from dflash_local.whole_file import write_whole
 
 _CONTEXT = 32
@@ -105,12 +105,12 @@ def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
     Args:
         folder: where they are remembered; a part of the cache folder by default.
     """
-    file = (folder or costs_folder()) / f"{_key(backend.info)}.json"
+    file = (folder or costs_folder()) / f"{_key(backend)}.json"
     try:
         remembered = Costs(tuple(map(float, json.loads(file.read_text(encoding="utf-8"))["ms"])))
         if len(remembered.ms) == backend.info.block_size:
             return remembered
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass  # missing or damaged: measure again
     costs = measure(backend)
     with suppress(OSError):  # what cannot be written costs seconds at the next load, nothing else
@@ -123,6 +123,9 @@ def costs_folder() -> Path:
     return paths.cache_dir() / "costs"
 
 
-def _key(info: BackendInfo) -> str:
+def _key(backend: Backend) -> str:
+    """Tells pairs apart by what is known of them, and by what their weights take: a draft may be
+    trained anew in its place, and bits have no other mark."""
+    info, memory = backend.info, backend.memory()
     facts = [getattr(info, name) for name in info.__slots__ if name != "stop_ids"]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([*facts, memory.weights, memory.draft]).encode()).hexdigest()[:16]

@@ -95,6 +95,8 @@ def fit(
     )
     config = read_json(target_dir / "config.json")
     draft = None if draft_dir is None else read_draft_config(draft_dir).limited(draft_window)
+    loaded = draft_dir if backend == "mlx" else target_dir
+    loading = 0 if loaded is None else loading_bytes(loaded, config, kept)
     sizes = memory_need.Sizes(
         shape=shape_of(config),
         weights=target_bytes(target_dir, config, kept),
@@ -106,7 +108,7 @@ def fit(
         width=kept.states,
         draft=draft,
         kv_bits=kv_bits or 16,
-        loading=0 if draft_dir is None else loading_bytes(draft_dir, kept),
+        loading=loading,
     )
     return _fit(sizes.need, context, limit_of(config), found)
 

@@ -23,11 +23,14 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     kinds = _layer_kinds(text)
     window = _number(text, "sliding_window") or _number(text, "max_position_embeddings")
     sliding = kinds.count("sliding_attention")
+    full = _full_layer(text, kinds)
     return Shape(
         hidden=hidden,
         kv_layers=len(kinds) - sliding - kinds.count("linear_attention"),
-        kv_heads=_number(text, "num_global_key_value_heads") or kv_heads,
-        head_dim=_number(text, "global_head_dim") or dim,
+        kv_heads=_number(full, "num_global_key_value_heads")
+        or _number(full, "num_key_value_heads")
+        or kv_heads,
+        head_dim=_number(full, "global_head_dim") or _number(full, "head_dim") or dim,
         heads=heads,
         inner=_inner(text, hidden),
         vocab=_number(text, "vocab_size"),
@@ -54,6 +57,17 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 def limit_of(config: Mapping[str, Any]) -> int:
     """Positions that the target was made for."""
     return _number(text_config(config), "max_position_embeddings") or DEFAULT_LIMIT
+
+
+def _full_layer(text: Mapping[str, Any], kinds: list[str]) -> Mapping[str, Any]:
+    """What a config says of its layers that see everything: some list numbers layer by layer."""
+    each = text.get("per_layer_config")
+    if isinstance(each, dict):
+        for index, kind in enumerate(kinds):
+            own = each.get(str(index))
+            if kind == "full_attention" and isinstance(own, dict):
+                return {**text, **own}
+    return text
 
 
 def _layer_kinds(text: Mapping[str, Any]) -> list[str]:

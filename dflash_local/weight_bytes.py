@@ -143,11 +143,15 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
     return int(total)
 
 
-def loading_bytes(folder: Path, kept: Storage) -> int:
-    """What MLX holds besides while a draft loads: parts until they are joined, files until cast."""
-    if kept.backend != "mlx":
-        return 0
+def loading_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
+    """What only loading holds, beside the weights. MLX, while a draft loads: parts until they are
+    joined, files until cast. Torch on a CPU: a family that transformers loads is there in the type
+    of its states before its products are stored in another."""
     shapes = folder_shapes(folder)
+    if kept.backend != "mlx":
+        if kept.device != "cpu" or text_config(config).get("model_type") in LEAN:
+            return 0
+        return max(0, int(_count(shapes) * kept.states) - target_bytes(folder, config, kept))
     stored = sum(file.stat().st_size for file in weight_files(folder))
     cast = stored if abs(stored / _count(shapes) - kept.width) > 0.5 else 0
     return int(_joined(shapes) * kept.width) + cast

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
+
+_NAMED = 40
+"""Characters of the file's name in the name of its draft; systems take 255 bytes."""
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file, and its folder where that is missing, or leave the old one.
 
+    A link stays a link to what is written, and a file that was closed to others stays closed.
+    Writers at the same time do not meet: the last one stays.
+
     Args:
-        mode: permissions of the new file, less what the umask takes away.
+        mode: permissions of a new file, less what the umask takes away.
 
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        mode &= stat.S_IMODE(place.stat().st_mode)
+    fresh = place.with_name(f".{place.name[:_NAMED]}.{secrets.token_hex(4)}")
     try:
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(text)
-        os.replace(fresh, path)
+        os.replace(fresh, place)
     except BaseException:
         with suppress(OSError):
             fresh.unlink()

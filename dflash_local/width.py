@@ -25,7 +25,7 @@ _PROBE_SHARE = 0.005
 """Share of the time that probes may lose: the less drafting pays, the longer are the rests."""
 _COST_STEP = 0.09
 """Share of a new round's time in the running costs of all widths: a deeper context slows all."""
-_OWN_STEP, _TABLE_ROUNDS = 0.01, 6
+_OWN_STEP, _TABLE_ROUNDS = 0.01, 30
 """The part that a width's own cost takes besides, in the long run, and the rounds that its
 measured cost is worth at first.
 

@@ -118,6 +118,8 @@ class Training:
         own = {"seed": recipe.seed, "longest": recipe.longest, "rows": recipe.rows}
         hold(folder / "recipe.json", own)
         counting = self._counting("prompts")
+        if recipe.own:
+            self._report(TrainProgress("prompts", 0, recipe.own, "loading the target"))
         make_prompts(folder, recipe, self._teacher, self._tokenizer, counting)
         hold(folder / "whole.json", whole)
 

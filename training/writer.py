@@ -16,6 +16,8 @@ BEST = 8
 """How many of the target's most probable ids are kept for each position."""
 
 _NUCLEUS = 1024
+_COLDEST = 1e-6
+"""Colder, logits would leave fp32; only the best id is drawn long before."""
 _LEAVE = 0.25
 """Rows that are finished leave the batch when they are this share of it."""
 
@@ -144,7 +146,7 @@ def _draw(
 ) -> torch.Tensor:
     """One id per row from ``logits`` ``[rows, vocab]``, by one number each: a number per id, as the
     library draws, takes a tenth of a step. A nucleus ends after ``_NUCLEUS`` ids at the latest."""
-    chances = (logits / heats[:, None]).softmax(-1)
+    chances = (logits / heats[:, None].clamp(min=_COLDEST)).softmax(-1)
     places = None
     if top_p < 1.0:
         chances, places = chances.topk(min(_NUCLEUS, chances.shape[-1]), dim=-1)

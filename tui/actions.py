@@ -92,6 +92,7 @@ class Registry:
             near = difflib.get_close_matches(name, self._by_slash, n=1, cutoff=0.4)
             hint = f"Did you mean /{near[0]}?" if near else "/help lists the commands."
             raise UnknownCommand(
-                f"There is no command /{name[:40]}.", f"{hint} Begin with // to send a slash."
+                f"There is no command /{name[:40]}.",
+                f"{hint} Begin with // to send a slash; Ctrl+U empties the line.",
             )
         return self._by_slash[name], argument.strip()

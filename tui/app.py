@@ -209,7 +209,7 @@ def run(
         )
         screen = app.chat_screen
         answer = None if options.inline else screen.chat.last
-        say_goodbye(screen.session, answer, screen.pair, options.given)
+        say_goodbye(screen.session, answer, screen.pair, options.given, screen.unsent)
         return app.return_code or 0
 
 

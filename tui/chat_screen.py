@@ -200,6 +200,12 @@ class ChatScreen(Screen[None]):
         except DflashError as error:
             self.tell(str(error), severity="error")
 
+    @property
+    def unsent(self) -> list[str]:
+        """What waits to be sent, and what is still in the prompt."""
+        waiting = [message.text for message in self.queued]
+        return [*waiting, *([self.prompt.text] if self.prompt.text.strip() else [])]
+
     def tell(self, text: str, *, severity: Literal["information", "error"] = "information") -> None:
         """A passing word to the user."""
         self.app.notify(visible(text), severity=severity, markup=False)

@@ -69,7 +69,10 @@ def quit_app(screen: ChatScreen, _: str) -> None:
 def quit_if_empty(screen: ChatScreen, _: str) -> None:
     """Ctrl+D: leave where the prompt is empty, else delete to the right."""
     if screen.prompt.has_focus and screen.prompt.text:
+        before = screen.prompt.text
         screen.prompt.action_delete_right()
+        if screen.prompt.text == before:
+            screen.tell("Ctrl+D quits where the prompt is empty; Ctrl+U empties the line.")
     else:
         screen.app.exit()
 

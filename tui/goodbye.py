@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,19 @@ class Given:
         return [*model, *draft, *self.others]
 
 
-def say_goodbye(session: Session, answer: Answer | None, pair: str, given: Given) -> None:
-    """The full screen hides what was said; leave the last reply on the terminal."""
+def say_goodbye(
+    session: Session,
+    answer: Answer | None,
+    pair: str,
+    given: Given,
+    unsent: Sequence[str] = (),
+) -> None:
+    """The full screen hides what was said; leave the last reply on the terminal, and what was
+    written but never sent."""
     if answer is not None and answer.text:
         print(visible(answer.text).rstrip())  # noqa: T201
+    for text in unsent:
+        print(f"Not sent: {visible(text).rstrip()}")  # noqa: T201
     for line in where_it_is(session, pair, given):
         print(line)  # noqa: T201
 

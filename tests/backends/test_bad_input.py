@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from dflash_local.cli import main
-from tests.support.chat_pair import chat_pair
+torch = pytest.importorskip("torch")
 
-pytest.importorskip("torch")
+from dflash_local.backends.torch_weights import TensorReader  # noqa: E402
+from dflash_local.cli import main  # noqa: E402
+from dflash_local.errors import WeightsError  # noqa: E402
+from tests.support.chat_pair import chat_pair  # noqa: E402
+from tests.support.tiny import loop_pair  # noqa: E402
 
 Change = Callable[[Path, Path], None]
 
@@ -194,3 +198,20 @@ def test_a_folder_without_a_draft_decodes_plainly(
     argv = ["generate", "hi", "--target", str(target), "--max-tokens", "5", "--json"]
     assert main(argv) == 0
     assert json.loads(capsys.readouterr().out)["stats"]["drafted"] == 0
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_a_file_that_changes_while_it_is_read_is_one_error(damage: str, tmp_path: Path) -> None:
+    target, _ = loop_pair(tmp_path)
+    reader = TensorReader(target, torch.float32, torch.device("cpu"))
+    name, other = list(reader)[:2]
+    kept = reader.read(name)
+    before = kept.clone()
+    file = target / "model.safetensors"
+    if damage == "deleted":
+        file.unlink()
+    else:
+        os.truncate(file, 100)
+    with pytest.raises(WeightsError, match=r"model.safetensors cannot be read"):
+        reader.read(other)
+    assert torch.equal(kept, before), "what was read is no view of the file"

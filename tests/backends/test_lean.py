@@ -9,11 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
 from dflash_local.backends.torch_families import FAMILIES  # noqa: E402
 from dflash_local.backends.torch_lean import LeanTarget  # noqa: E402
+from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_open_target import open_target  # noqa: E402
 from dflash_local.target_shape import LEAN  # noqa: E402
+from tests.support.driving import plain  # noqa: E402
+from tests.support.kits import Options  # noqa: E402
 from tests.support.random_target import save_target  # noqa: E402
 
 LLAMA3 = {
@@ -89,3 +94,17 @@ def test_the_lean_forward_equals_transformers(case: str, tmp_path: Path) -> None
 
 def test_what_counts_memory_knows_the_families() -> None:
     assert set(LEAN) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_beyond_fp16_are_kept_as_they_are(tied: bool, tmp_path: Path) -> None:
+    save_target(tmp_path, "llama", tie_word_embeddings=tied)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][7] *= 1e6
+    save_file(tensors, file, metadata={"format": "pt"})
+    ids = {}
+    for dtype in ("fp32", "fp16"):
+        backend = open_pair(tmp_path, None, Options(dtype=dtype, context=64), lambda step: None)
+        ids[dtype] = plain(backend, (5, 7, 9), 20)
+    assert ids["fp16"] == ids["fp32"]

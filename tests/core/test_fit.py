@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from dflash_local import demo, fit, free_memory, memory_need, registry
 from dflash_local.errors import DoesNotFit
 from dflash_local.free_memory import Room
+from dflash_local.target_shape import shape_of
 from dflash_local.weights import folder_shapes
 from tests.support.tiny import loop_pair
 
@@ -164,6 +166,38 @@ def test_a_cpu_that_halves_weights_does_not_halve_what_it_computes(tmp_path: Pat
     assert need().weights == products + norms + 2 * 128 * 64
     newer = replace(older, native_bf16=True)
     assert fit.fit(target, draft, backend="torch", free=newer).need.cache < need().cache
+
+
+def test_what_transformers_loads_is_counted_before_it_is_stored_smaller(tmp_path: Path) -> None:
+    """Such a family is there in the type of its states first, and product by product in another."""
+    target, draft = loop_pair(tmp_path)
+    config = json.loads((target / "config.json").read_text())
+    older = Room("cpu", "a test's cpu", 100 * GB, 100 * GB, native_bf16=False, halves=True)
+
+    def need(family: str, **options: object) -> memory_need.Need:
+        (target / "config.json").write_text(json.dumps({**config, "model_type": family}))
+        return fit.fit(target, draft, backend="torch", free=older, context=16, **options).need  # type: ignore[arg-type]
+
+    whole = 4 * sum(math.prod(shape) for shape in folder_shapes(target).values())
+    for options in ({}, {"quantize": "nf4"}, {"dtype": "fp32"}):
+        told = need("gemma3_text", **options)
+        assert told.weights + told.cache + told.draft_cache + told.workspace >= whole
+    assert need("qwen3", quantize="nf4").total < 0.7 * need("gemma3_text", quantize="nf4").total
+
+
+def test_numbers_that_a_config_lists_layer_by_layer() -> None:
+    config = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    listed = shape_of({**config, "per_layer_config": {"1": {"head_dim": 32}}})
+    assert listed == shape_of({**config, "global_head_dim": 32})
+    assert (listed.head_dim, listed.window_head_dim) == (32, 16)
 
 
 def test_what_a_card_quantises_by_itself_is_counted_so(

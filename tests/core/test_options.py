@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -196,6 +198,18 @@ def test_the_flags_of_generate_alone(seen: Seen, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     cli.main(["generate", "hi", "--json", "--max-tokens", "5"])
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 5
+
+
+def test_a_prompt_comes_from_a_pipe(
+    seen: Seen, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for argv in ([], ["-"]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hello from a pipe."))
+        assert cli.main(["generate", *argv, "--max-tokens", "2"]) == 0
+        assert seen.rendered[-1][0][-1]["content"] == "Hello from a pipe."
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" "))
+    assert cli.main(["generate"]) == 2
+    assert "pipe it in" in capsys.readouterr().err
 
 
 def test_the_flags_of_bench_alone(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:

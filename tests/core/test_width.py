@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from dflash_local.backend import MemoryFigures
 from dflash_local.backends.scripted import ScriptedBackend, cycling, mixed_target
 from dflash_local.bench_topics import TOPICS
 from dflash_local.costs import (
@@ -157,7 +159,18 @@ def test_costs_are_measured_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"ms": [1]}', '{"ms": "x"}', '{"ms": [0,0,0,-1]}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{}",
+        '{"ms": [1]}',
+        '{"ms": "x"}',
+        '{"ms": [0,0,0,-1]}',
+        "[" * 100_000,
+        '{"ms": [' + "9" * 400 + ",1,1,1]}",
+    ],
+)
 def test_a_damaged_memory_is_measured_again(tmp_path: Path, damage: str) -> None:
     costs_of(scripted(), tmp_path)
     (file,) = tmp_path.iterdir()
@@ -170,3 +183,14 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert len(costs_of(scripted(), blocked / "costs").ms) == 4
+
+
+def test_a_draft_that_was_trained_anew_in_its_place_has_costs_of_its_own(tmp_path: Path) -> None:
+    class Larger(ScriptedBackend):
+        def memory(self) -> MemoryFigures:
+            held: MemoryFigures = super().memory()
+            return replace(held, draft=1)
+
+    costs_of(scripted(), tmp_path)
+    costs_of(Larger(mixed_target(128), cycling([1]), block_size=4, vocab_size=128), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2

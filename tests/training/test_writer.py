@@ -95,3 +95,10 @@ def test_draws_have_the_targets_chances(top_p: float, allowed: int) -> None:
     shares = torch.bincount(drawn, minlength=5) / rows
     torch.testing.assert_close(shares, kept / kept.sum(), atol=0.015, rtol=0.0)
     assert (shares[kept == 0.0] == 0.0).all()
+
+
+def test_the_coldest_draw_is_the_best_id() -> None:
+    logits = torch.tensor([[1.0, 3.0, float("-inf"), 2.9]])
+    for heat in (1e-3, 1e-20, 1e-38, 1e-45):
+        drawn = _draw(logits, torch.tensor([heat]), 0.95, torch.Generator().manual_seed(1))
+        assert drawn.tolist() == [1]

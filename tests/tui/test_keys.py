@@ -17,6 +17,7 @@ from dflash_local.tui import clipboard
 from dflash_local.tui.app import Options
 from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.dialogs import ChooseDialog, TextDialog
+from dflash_local.tui.goodbye import Given, say_goodbye
 from dflash_local.tui.reply import Reply
 from dflash_local.tui.tint import TintView
 from dflash_local.tui.transcript import UserMessage
@@ -58,6 +59,32 @@ async def test_enter_while_generating_queues_and_up_takes_it_back() -> None:
         assert driver.screen.prompt.text == "later"
         await driver.pilot.press("ctrl+j", "x")
         assert driver.screen.prompt.text == "later\nx"
+
+
+async def test_what_waits_or_is_half_written_is_told_on_leaving(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with chat(LONG) as driver:
+        await driver.send("go")
+        await driver.generating()
+        await driver.send("later")
+        await driver.pilot.press("h", "a", "l", "f")
+        screen = driver.screen
+        driver.app.exit()
+        await driver.gone()
+    say_goodbye(screen.session, None, "demo", Given(), screen.unsent)
+    assert capsys.readouterr().out.splitlines()[:2] == ["Not sent: later", "Not sent: half"]
+
+
+async def test_ctrl_d_behind_a_text_says_why_it_does_not_leave() -> None:
+    async with chat() as driver:
+        await driver.pilot.press("a", "b", "left", "ctrl+d")
+        assert driver.screen.prompt.text == "a"
+        assert not driver.told("Ctrl+D quits")
+        await driver.pilot.press("ctrl+d")
+        assert driver.told("Ctrl+D quits where the prompt is empty")
+        await driver.pilot.press("ctrl+u", "ctrl+d")
+        await driver.gone()
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
