@@ -6,12 +6,12 @@ more than one row, which makes a verify pay for the whole context several times.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-from .torch_linear import widens
 
 NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
 
@@ -57,6 +57,12 @@ def empty_keys(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         *leading, rows, dim = shape
         return torch.empty((*leading, dim, rows), dtype=dtype, device=device).transpose(-1, -2)
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+@cache
+def widens() -> bool:
+    """Whether this is a CPU that reads bf16 quickly and multiplies it slowly."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def additive_mask(visible: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:

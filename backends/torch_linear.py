@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.free_memory import is_x86
+from dflash_local.weight_bytes import HALF_BLOCK
 
 _PACKED_FOR = 8
 """Rows that the packed order is chosen for; it serves other numbers as well."""
@@ -107,9 +108,9 @@ class HalfLinear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        # The kernels' blocks are 16 outputs wide and 512 columns long, the last ones as well.
+        # The kernels' blocks are 16 outputs wide, and the last ones are as large as the others.
         outputs, columns = (
-            -(-n // step) * step for n, step in zip(weight.shape, (16, 512), strict=True)
+            -(-n // step) * step for n, step in zip(weight.shape, (16, HALF_BLOCK), strict=True)
         )
         self._size = 2 * outputs * columns + tensor_bytes(bias)
         added = None if bias is None else bias.float()
@@ -148,12 +149,6 @@ def fits_half(weight: torch.Tensor) -> bool:
 def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The maker that keeps weights of a CPU in fp16; what fp16 cannot hold stays as it is."""
     return HalfLinear(weight, bias) if fits_half(weight) else dense(name, weight, bias)
-
-
-@cache
-def widens() -> bool:
-    """Whether this is a CPU that reads bf16 quickly and multiplies it slowly."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def can_pack(weight: torch.Tensor) -> bool:

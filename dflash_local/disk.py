@@ -41,14 +41,20 @@ def cannot_write(place: object, error: OSError, cure: str) -> DownloadError:
 
 
 def check_space(
-    folder: Path, size: int, what: str, cure: str, error: type[DflashError] = DownloadError
+    folder: Path,
+    size: int,
+    what: str,
+    cure: str,
+    *,
+    error: type[DflashError] = DownloadError,
+    reserve: int = _RESERVE,
 ) -> None:
     """Refuse before the first byte where the disk cannot hold ``size`` bytes and the reserve.
 
     Raises:
         DownloadError: with both numbers; or the ``error`` that was asked for.
     """
-    needed, free = size + _RESERVE, shutil.disk_usage(folder).free
+    needed, free = size + reserve, shutil.disk_usage(folder).free
     if free < needed:
         raise error(
             f"{what}{amount(needed)} are needed and the disk of {folder} has {amount(free)} free.",

@@ -19,7 +19,14 @@ from dflash_local.free_memory import Room, room
 from dflash_local.memory_need import Need
 from dflash_local.pairs import Files, Pair, Shape
 from dflash_local.target_shape import limit_of, shape_of
-from dflash_local.weight_bytes import Storage, draft_bytes, loading_bytes, storage, target_bytes
+from dflash_local.weight_bytes import (
+    Storage,
+    draft_bytes,
+    draft_loading_bytes,
+    loading_bytes,
+    storage,
+    target_bytes,
+)
 from dflash_local.weights import read_json
 
 DEFAULT_CONTEXT = 8192
@@ -95,11 +102,13 @@ def fit(
     )
     config = read_json(target_dir / "config.json")
     draft = None if draft_dir is None else read_draft_config(draft_dir).limited(draft_window)
-    loaded = draft_dir if backend == "mlx" else target_dir
-    loading = 0 if loaded is None else loading_bytes(loaded, config, kept)
+    weights = target_bytes(target_dir, config, kept)
+    loading = loading_bytes(target_dir, config, kept, weights)
+    if draft_dir is not None:
+        loading += draft_loading_bytes(draft_dir, kept)
     sizes = memory_need.Sizes(
         shape=shape_of(config),
-        weights=target_bytes(target_dir, config, kept),
+        weights=weights,
         draft_weights=0
         if draft_dir is None or draft is None
         else draft_bytes(draft_dir, draft, kept),

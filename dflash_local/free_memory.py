@@ -35,6 +35,13 @@ class Room:
     packs: tuple[str, ...] = ()
     """Types whose weights torch brings into an order of the CPU's kernels, which is a copy."""
 
+    @property
+    def numbers(self) -> str:
+        """The type that torch loads here by itself, as it is named in ``load``."""
+        if self.kind != "cpu" or self.native_bf16:
+            return "bf16"
+        return "fp16" if self.halves else "fp32"
+
 
 def room(backend: str) -> Room:
     """The room of the device that a backend uses."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local import paths
 from dflash_local.transfer import PARTIAL_SUFFIX, RemoteFile
-from dflash_local.whole_file import write_whole
+from dflash_local.whole_file import unfinished, write_whole
 
 if TYPE_CHECKING:
     from dflash_local.hub import Listing
@@ -190,8 +190,7 @@ def _link(blob: Path, name: Path) -> None:
     with contextlib.suppress(OSError):
         if os.path.samefile(name, blob):
             return
-    temporary = name.with_name(f".{name.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = unfinished(name)
     try:
         os.symlink(os.path.relpath(blob, name.parent), temporary)
     except (OSError, NotImplementedError):  # Windows without the right to make links

@@ -48,6 +48,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
+def is_lean(config: Mapping[str, Any]) -> bool:
+    """Whether the target is of a family that has a forward of our own on torch."""
+    return text_config(config).get("model_type") in LEAN
+
+
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether the output head is the embedding."""
     text = text_config(config)

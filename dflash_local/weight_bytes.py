@@ -12,13 +12,13 @@ from typing import Any
 from dflash_local.demo import SOURCE_NAME
 from dflash_local.draft_config import DraftConfig
 from dflash_local.free_memory import Room
-from dflash_local.target_shape import LEAN, is_tied, text_config
+from dflash_local.target_shape import is_lean, is_tied
 from dflash_local.weights import Shapes, folder_shapes, weight_files
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _BITS = {"nf4": 4, "int8": 8, "4bit": 4, "8bit": 8}
 _NAMES = {4: "nf4", 8: "int8", 16: "none"}
-_HALF_BLOCK = 512
+HALF_BLOCK = 512
 """Columns of a block of packed fp16 weights; the last one is as long as the others."""
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections that the backends join into one matrix."""
@@ -49,7 +49,7 @@ class Storage:
         """Weights of a product that memory is taken for: fp16 ones lie in blocks of columns."""
         if not self.halves or scheme is not None or len(shape) != 2:
             return math.prod(shape)
-        return shape[0] * -(-shape[1] // _HALF_BLOCK) * _HALF_BLOCK
+        return shape[0] * -(-shape[1] // HALF_BLOCK) * HALF_BLOCK
 
     def bytes_of(self, scheme: str | None) -> float:
         """Bytes per weight, scales included."""
@@ -73,11 +73,10 @@ def storage(
     """How weights would be stored here; arguments as for ``load``."""
     asked = quantize or ("nf4" if _quantises(backend, room) else "none")
     scheme = asked if asked in _BITS else None
-    narrow = backend == "mlx" or room.kind != "cpu" or room.native_bf16
-    numbers = dtype if dtype in _BYTES else "bf16" if narrow else "fp16" if room.halves else "fp32"
+    numbers = dtype if dtype in _BYTES else "bf16" if backend == "mlx" else room.numbers
     # Without kernels of its own for them, torch multiplies bf16 weights as fp16.
     halved = ("fp16",) if "bf16" in room.packs else ("fp16", "bf16")
-    halves = backend == "torch" and room.kind == "cpu" and room.halves and numbers in halved
+    halves = backend == "torch" and room.halves and numbers in halved
     width = _BYTES[numbers]
     blocks = backend == "mlx" and (
         quantize == "4bit" or (quantize is None and dtype is None and room.kind == "metal")
@@ -108,7 +107,7 @@ def target_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
     if kept.blocks and (folder / SOURCE_NAME).is_file():
         return (folder / SOURCE_NAME).stat().st_size
     shapes = folder_shapes(folder)
-    tied, lean = is_tied(config), text_config(config).get("model_type") in LEAN
+    tied, lean = is_tied(config), is_lean(config)
     total = 0.0
     embedding = 0
     for name, shape in shapes.items():
@@ -143,15 +142,19 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
     return int(total)
 
 
-def loading_bytes(folder: Path, config: Mapping[str, Any], kept: Storage) -> int:
-    """What only loading holds, beside the weights. MLX, while a draft loads: parts until they are
-    joined, files until cast. Torch on a CPU: a family that transformers loads is there in the type
-    of its states before its products are stored in another."""
-    shapes = folder_shapes(folder)
+def loading_bytes(target: Path, config: Mapping[str, Any], kept: Storage, weights: int) -> int:
+    """What loading the target holds beyond the ``weights`` it leaves: on a CPU, a family that
+    transformers loads is there in the type of its states before products are stored in another."""
+    if kept.backend != "torch" or kept.device != "cpu" or is_lean(config):
+        return 0
+    return max(0, int(_count(folder_shapes(target)) * kept.states) - weights)
+
+
+def draft_loading_bytes(folder: Path, kept: Storage) -> int:
+    """What MLX holds besides while a draft loads: parts until they are joined, files until cast."""
     if kept.backend != "mlx":
-        if kept.device != "cpu" or text_config(config).get("model_type") in LEAN:
-            return 0
-        return max(0, int(_count(shapes) * kept.states) - target_bytes(folder, config, kept))
+        return 0
+    shapes = folder_shapes(folder)
     stored = sum(file.stat().st_size for file in weight_files(folder))
     cast = stored if abs(stored / _count(shapes) - kept.width) > 0.5 else 0
     return int(_joined(shapes) * kept.width) + cast

@@ -9,7 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 _NAMED = 40
-"""Characters of the file's name in the name of its draft; systems take 255 bytes."""
+"""Characters of a file's name in the name of what becomes it; systems take 255 bytes."""
+
+
+def unfinished(path: Path) -> Path:
+    """A name beside ``path`` for what becomes it, hidden and of this one writer."""
+    return path.with_name(f".{path.name[:_NAMED]}.{secrets.token_hex(4)}")
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
@@ -28,7 +33,7 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
         mode &= stat.S_IMODE(place.stat().st_mode)
-    fresh = place.with_name(f".{place.name[:_NAMED]}.{secrets.token_hex(4)}")
+    fresh = unfinished(place)
     try:
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(handle, "w", encoding="utf-8", errors="surrogatepass") as file:

@@ -11,13 +11,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dflash_local.errors import WeightsError
+from dflash_local.whole_file import unfinished
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file in one step; ``facts`` go into its header."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = unfinished(path)
     try:
         save_file(dict(tensors), fresh, metadata=dict(facts or {}))
         os.replace(fresh, path)

@@ -52,6 +52,9 @@ _CHECKS = (0.25, 0.5, 0.75)
 
 _CHECK_PROMPTS = 20
 
+_SPARE = 256 * 2**20
+"""Bytes of the disk that stay free beside the answers."""
+
 _TEMPLATE = 64
 """Tokens that a chat template may add to a prompt, generously."""
 
@@ -154,7 +157,8 @@ class Training:
             needed,
             "For the answers ",
             "Give --features recompute, fewer prompts or another --out.",
-            OptionError,
+            error=OptionError,
+            reserve=_SPARE,
         )
         counting = self._counting("data")
         make_answers(folder, recipe, prompts, left, self._teacher, self._tokenizer, counting)

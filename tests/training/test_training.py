@@ -145,7 +145,7 @@ def test_bad_input_is_told_in_one_line(
     assert main(command(target, out, prompts, "--stage", "prompts")) == 0
     assert "own 20, now it is 21" in refused(command(target, out, prompts, "--own", "21"), capsys)
     with monkeypatch.context() as patch:
-        usage = type("Usage", (), {"free": 2**26})
+        usage = type("Usage", (), {"free": 2**28})
         patch.setattr("shutil.disk_usage", lambda folder: usage)
         told = refused(command(target, out, prompts), capsys)
     assert "--features recompute" in told
