@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from dflash_local.bench import loops
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
 from .files import part, whole, write_tensors
@@ -18,9 +17,6 @@ from .teacher import Teacher
 from .writer import BEST, Written, write
 
 Progress = Callable[[int, int], None]
-
-_LOOP = 48
-"""An answer is cut once its last so many ids repeat a short pattern: loops teach nothing."""
 
 
 def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> int:
@@ -52,10 +48,14 @@ def make_answers(
 ) -> None:
     """Answer the prompts of the parts with these numbers, as ``missing`` tells them."""
     total = batches(recipe, len(prompts))
+    # Prompts of like length together: the shorter ones of a batch are padded to the longest.
+    by_length = sorted(prompts, key=lambda asked: len(asked.text))
+    order = random.Random(recipe.seed).sample(range(total), total)
     for number in numbers:
         progress(number, total)
         path = part(folder, number, ".safetensors")
-        asked = prompts[number * recipe.rows : (number + 1) * recipe.rows]
+        first = order[number] * recipe.rows
+        asked = by_length[first : first + recipe.rows]
         draw = random.Random(f"{recipe.seed} {number}")
         heats = [recipe.temperature if draw.random() < recipe.sampled else 0.0 for _ in asked]
         target = teacher()
@@ -69,25 +69,8 @@ def make_answers(
             seed=draw.getrandbits(62),
             tap=recipe.features == "store",
         )
-        write_tensors(path, _tensors([_without_loop(answer) for answer in written]))
+        write_tensors(path, _tensors(written))
     progress(total, total)
-
-
-def _without_loop(written: Written) -> Written:
-    """The same up to where its answer only repeats itself."""
-    start = written.prompt_length
-    for end in range(start + _LOOP, len(written.ids), 8):
-        if loops(written.ids[start:end], _LOOP):
-            count = end - start
-            return Written(
-                written.ids[:end],
-                start,
-                False,
-                written.best_ids[:count],
-                written.best_probabilities[:count],
-                None if written.features is None else written.features[:end],
-            )
-    return written
 
 
 def _tensors(written: Sequence[Written]) -> dict[str, torch.Tensor]:

@@ -13,6 +13,8 @@ import transformers
 from dflash_local.errors import WeightsError
 from dflash_local.weights import folder_shapes, read_json, refuse_own_code
 
+from .halves import quicken
+
 
 class Teacher:
     """A frozen target.
@@ -44,6 +46,7 @@ class Teacher:
         except (OSError, ValueError, RuntimeError) as error:
             raise WeightsError(f"{folder} cannot be loaded: {error}") from error
         self.model.eval().requires_grad_(False).to(device)
+        quicken(self.model)
         self.config: Any = self.model.config.get_text_config(decoder=True)
         self.device = device
         self.taps = tuple(taps)

@@ -10,6 +10,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from dflash_local.bench import loops
+
 from .teacher import Teacher
 
 BEST = 8
@@ -18,8 +20,12 @@ BEST = 8
 _NUCLEUS = 1024
 _COLDEST = 1e-6
 """Colder, logits would leave fp32; only the best id is drawn long before."""
-_LEAVE = 0.25
+_LEAVE = 0.125
 """Rows that are finished leave the batch when they are this share of it."""
+_LOOP = 48
+"""A sequence ends once its last so many ids repeat a short pattern: loops teach nothing."""
+_LOOK = 8
+"""Ids between two looks for that; a divisor of ``_LOOP``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def write(
     top_p: float = 1.0,
     tap: bool = False,
 ) -> list[Written]:
-    """Continue every prompt until a stop id or ``most`` tokens.
+    """Continue every prompt until a stop id, a loop or ``most`` tokens.
 
     The rows are padded on the left to one length, and rows that are finished leave the batch.
 
@@ -118,6 +124,9 @@ def write(
                 token[hot] = _draw(logits[hot], heats[rows][hot], top_p, draws)
             said[rows, index] = token
             ends = torch.isin(token, stops) & alive
+            if index + 1 >= _LOOP and (index + 1) % _LOOK == 0:
+                tails = said[rows, index + 1 - _LOOP : index + 1].tolist()
+                ends |= torch.tensor([loops(tail, _LOOP) for tail in tails], device=device) & alive
             lengths[rows[ends]] = index + 1
             alive &= ~ends
             if not bool(alive.any()):

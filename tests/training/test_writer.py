@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash_local.bench import loops
 from dflash_local.training.teacher import Teacher
-from dflash_local.training.writer import BEST, Written, _draw, write
+from dflash_local.training.writer import _LOOK, _LOOP, BEST, Written, _draw, write
 from tests.backends.test_families import FAMILIES
 from tests.support.random_target import save_target
 
@@ -82,6 +83,31 @@ def test_draws_follow_the_seed_and_the_temperature(teacher: Teacher) -> None:
     assert all(row == greedy[0] for row in greedy)
     assert rows(1, 1.5)[-1] == greedy[0], "the greedy row of a mixed batch stays greedy"
     assert rows(3, 1.5, top_p=1e-6) == greedy
+
+
+def test_a_row_that_repeats_itself_ends_there_and_leaves_the_others_alone(teacher: Teacher) -> None:
+    most = 120
+    written = write(
+        teacher, PROMPTS, most=most, stop_ids=frozenset(), temperatures=[0.0] * 6, seed=0, tap=True
+    )
+    ends = []
+    for prompt, row in zip(PROMPTS, written, strict=True):
+        alone = teacher.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        looks = [n for n in range(_LOOP, most, _LOOK) if loops(alone[:n], _LOOP)]
+        ends.append(looks[0] if looks else most)
+        assert row.ids[len(prompt) :] == alone[: ends[-1]]
+        assert len(row.best_ids) == ends[-1]
+        assert not row.finished
+        assert row.features is not None
+        assert len(row.features) == len(row.ids)
+    assert min(ends) < most, "no row repeats itself, so nothing was tested"
 
 
 @pytest.mark.parametrize(("top_p", "allowed"), [(1.0, 4), (0.75, 2)])
