@@ -1,15 +1,23 @@
-"""Auto against every fixed width, plain decoding included: does the width control find the best?"""
+"""Auto against every fixed width, plain decoding included: does the width control find the best?
+
+The best of many noisy figures is one that was lucky. So one pass over all widths only says which
+is the best, and auto is compared with that one when both answer again, in turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from dflash_local.bench import in_turn, tau, tok_s
 from dflash_local.bench_setup import Setup, Spread
 from dflash_local.bench_topics import Prompts
 from dflash_local.engine import Engine, Reply
+
+Answered = list[list[list[Reply]]]
+"""Per pass and text the replies in the order of the widths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +41,25 @@ class SetFigures:
     name: str
     auto: WidthFigures
     fixed: tuple[WidthFigures, ...]
+    again: tuple[WidthFigures, WidthFigures]
+    """Auto and the best fixed width, answering once more."""
 
     @property
     def best(self) -> WidthFigures:
-        """The fixed width with the highest median."""
-        return max(self.fixed, key=lambda width: width.tok_s.median)
+        """The fixed width that was best in the pass over all, at the middle times of rounds."""
+        return _best(self.fixed)
 
     @property
     def quotient(self) -> float:
-        """Auto over the best fixed width. Choosing the best of noisy figures flatters it."""
-        best = self.best.tok_s.median
-        return self.auto.tok_s.median / best if best else 0.0
+        """Auto over the best fixed width, when both answered again."""
+        auto, best = (width.tok_s.median for width in self.again)
+        return auto / best if best else 0.0
 
     @property
     def steady_quotient(self) -> float:
         """The same at the middle times of rounds."""
-        best = max(width.steady_tok_s for width in self.fixed)
-        return self.auto.steady_tok_s / best if best else 0.0
+        auto, best = (width.steady_tok_s for width in self.again)
+        return auto / best if best else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class SweepReport:
 
     setup: Setup
     repeats: int
+    """Of the comparison with the best width; all of them are swept once."""
     sets: tuple[SetFigures, ...]
 
 
@@ -70,7 +81,8 @@ def run_sweep(
     thinking: bool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SweepReport:
-    """Answer every prompt in every width, greedily, from a cold cache, in turn.
+    """Answer every prompt in every width, greedily, from a cold cache, in turn; then ``repeats``
+    times more with auto and the width that was best for its set.
 
     Raises:
         OptionError: the pair has no draft, or there is no prompt.
@@ -78,36 +90,60 @@ def run_sweep(
     prompts = [prompt for given in sets.values() for prompt in given]
     setup = Setup.of(engine, prompts, max_tokens, thinking)
     blocks: list[int | None] = [None, 0, *range(2, engine.info.block_size + 1)]
-    passes = in_turn(
-        engine,
-        [text for _, text in prompts],
-        blocks,
-        max_tokens=max_tokens,
-        repeats=repeats,
-        thinking=thinking,
-        progress=progress,
-    )
-    middle = _middle_times([reply for texts in passes for replies in texts for reply in replies])
-    figures, begin = [], 0
-    for name, given in sets.items():
-        end = begin + len(given)
-        part = [answers[begin:end] for answers in passes]
-        auto, *fixed = [
-            _width(block, [[replies[at] for replies in answers] for answers in part], middle)
-            for at, block in enumerate(blocks)
-        ]
-        figures.append(SetFigures(name, auto, tuple(fixed)))
-        begin = end
+    total = len(prompts) * (1 + repeats)
+    done = 0
+
+    def answered(given: Prompts, blocks: list[int | None], passes: int) -> Answered:
+        nonlocal done
+        before = done
+        done += len(given) * passes
+        return in_turn(
+            engine,
+            [text for _, text in given],
+            blocks,
+            max_tokens=max_tokens,
+            repeats=passes,
+            thinking=thinking,
+            progress=lambda now, _: progress(before + now, total),
+        )
+
+    swept = {name: answered(given, blocks, 1) for name, given in sets.items()}
+    middle = _middle_times(swept.values())
+    best = {
+        name: _best(_figures(blocks, replies, middle)[1:]).block for name, replies in swept.items()
+    }
+    again = {name: answered(given, [None, best[name]], repeats) for name, given in sets.items()}
+    middle = _middle_times([*swept.values(), *again.values()])
+    figures = []
+    for name, replies in swept.items():
+        auto, *fixed = _figures(blocks, replies, middle)
+        once, more = _figures([None, best[name]], again[name], middle)
+        figures.append(SetFigures(name, auto, tuple(fixed), (once, more)))
     return SweepReport(setup, repeats, tuple(figures))
 
 
-def _middle_times(replies: Sequence[Reply]) -> dict[int, float]:
+def _best(fixed: Sequence[WidthFigures]) -> WidthFigures:
+    return max(fixed, key=lambda width: width.steady_tok_s)
+
+
+def _middle_times(every: Iterable[Answered]) -> dict[int, float]:
     """Milliseconds of a round by the number of ids that it drafted."""
     times: dict[int, list[float]] = {}
-    for reply in replies:
-        for round_ in reply.rounds:
-            times.setdefault(round_.drafted, []).append(round_.wall_ms)
+    for passes in every:
+        for reply in chain.from_iterable(chain.from_iterable(passes)):
+            for round_ in reply.rounds:
+                times.setdefault(round_.drafted, []).append(round_.wall_ms)
     return {count: median(taken) for count, taken in times.items()}
+
+
+def _figures(
+    blocks: Sequence[int | None], answered: Answered, middle: Mapping[int, float]
+) -> list[WidthFigures]:
+    """What every width took for some prompts."""
+    return [
+        _width(block, [[replies[at] for replies in texts] for texts in answered], middle)
+        for at, block in enumerate(blocks)
+    ]
 
 
 def _width(

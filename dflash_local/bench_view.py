@@ -45,7 +45,8 @@ def as_text(report: Report, *, markdown: bool = False) -> str:
     elif isinstance(report, SampledReport):
         body = [*_sampled_lines(report), grid(*_sampled(report))]
     elif isinstance(report, SweepReport):
-        body = [f"repeats {report.repeats}", "", grid(*_sweep(report))]
+        body = [f"every width once, then auto and the best one {report.repeats} times more", ""]
+        body.append(grid(*_sweep(report)))
     else:
         body = [f"block {_block(report.block)}", "", grid(*_depths(report))]
     return "\n".join([*head, *body])
@@ -169,13 +170,13 @@ def _sweep(report: SweepReport) -> tuple[Row, list[Row]]:
         "set",
         "auto",
         *(_block(block) for block in blocks),
-        "auto / best fixed",
-        "at middle times",
+        *("auto again", "best again", "auto / best fixed", "at middle times"),
     )
     rows = [
         (
             figures.name,
             *(f"{width.tok_s.median:.1f}" for width in (figures.auto, *figures.fixed)),
+            *(f"{width.tok_s.median:.1f}" for width in figures.again),
             f"{figures.quotient:.3f} ({_block(figures.best.block)})",
             f"{figures.steady_quotient:.3f}",
         )

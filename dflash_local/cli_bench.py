@@ -41,7 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "tasks and own in turn)",
     )
     parser.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="medians over N passes (default: 1)"
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="medians over N passes (default: 1); of a sweep auto and the best width are repeated",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)"

@@ -113,8 +113,28 @@ def test_a_sweep_counts_plain_decoding_among_the_fixed_widths() -> None:
         report = run_sweep(engine, {n: chosen(1, n) for n in ("chat", "code")}, max_tokens=16)
     (chat, code) = report.sets
     assert [width.block for width in chat.fixed] == [0, 2, 3, 4]
-    assert chat.quotient == chat.auto.tok_s.median / chat.best.tok_s.median
+    # Drafts that are never accepted only cost: plain decoding wins, and is what auto meets again.
+    assert chat.best.block == 0
+    auto, best = chat.again
+    assert (auto.block, best.block) == (None, 0)
+    assert chat.quotient == auto.tok_s.median / best.tok_s.median
     assert code.auto.block is None
+
+
+def test_auto_meets_the_best_width_as_often_as_asked() -> None:
+    steps = []
+    with opened(accepts=(3,), round_ms=1.0) as engine:
+        report = run_sweep(
+            engine,
+            {n: chosen(2, n) for n in ("chat", "code")},
+            max_tokens=16,
+            repeats=3,
+            progress=lambda done, total: steps.append((done, total)),
+        )
+    assert [figures.best.block for figures in report.sets] == [4, 4]
+    assert [figures.again[1].block for figures in report.sets] == [4, 4]
+    assert steps == sorted(steps)
+    assert steps[-1] == (16, 16), "four prompts, once in all widths and three times in two"
 
 
 def test_a_stall_of_the_machine_does_not_touch_the_steady_figure() -> None:
@@ -127,7 +147,7 @@ def test_a_stall_of_the_machine_does_not_touch_the_steady_figure() -> None:
 
     even = [10.0 + 2.0 * round_.drafted for round_ in reply.rounds]
     replies = [taking(even), taking(even), taking([900.0, *even[1:]])]
-    middle = _middle_times(replies)
+    middle = _middle_times([[[replies]]])
     tokens = sum(len(round_.tokens) for round_ in reply.rounds)
     for answered in replies:
         steady = _width(4, [[answered]], middle).steady_tok_s
