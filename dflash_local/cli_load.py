@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict, fields
 
 from dflash_local.engine import Engine
 from dflash_local.events import LoadProgress
 from dflash_local.sampling import SamplingParams
+from dflash_local.select import LoadOptions, load
+
+LOAD_OPTIONS = tuple(item.name for item in fields(LoadOptions))
+"""Arguments that say how a pair is loaded, whichever it is."""
 
 
 def load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,29 +96,24 @@ def block_rows(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto nor off") from None
 
 
+def load_options(args: argparse.Namespace) -> LoadOptions:
+    """What the arguments of ``load_arguments`` say, apart from which pair.
+
+    Raises:
+        OptionError: a value that cannot be.
+    """
+    return LoadOptions(**{name: getattr(args, name) for name in LOAD_OPTIONS})
+
+
 def open_engine(args: argparse.Namespace) -> Engine:
     """Load what the arguments name; steps are shown on a terminal's stderr."""
-    from dflash_local.select import load
 
     def show(step: LoadProgress) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{step.stage} ...", end="", file=sys.stderr, flush=True)  # noqa: T201
 
-    engine = load(
-        args.model,
-        draft=args.draft,
-        backend=args.backend,
-        dtype=args.dtype,
-        context=args.context,
-        threads=args.threads,
-        quantize=args.quantize,
-        draft_bits=args.draft_bits,
-        head_bits=args.head_bits,
-        draft_window=args.draft_window,
-        kv_bits=args.kv_bits,
-        embed_bits=args.embed_bits,
-        progress=show,
-    )
+    chosen = asdict(load_options(args))
+    engine = load(args.model, draft=args.draft, progress=show, **chosen)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)  # noqa: T201
     return engine

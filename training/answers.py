@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +12,10 @@ import torch
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
 from .files import part, whole, write_tensors
-from .prompts import Asked
+from .prompts import Asked, Progress
 from .recipe import DataRecipe
 from .teacher import Teacher
 from .writer import BEST, Written, write
-
-Progress = Callable[[int, int], None]
 
 
 def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> int:
@@ -52,7 +51,7 @@ def make_answers(
     by_length = sorted(prompts, key=lambda asked: len(asked.text))
     order = random.Random(recipe.seed).sample(range(total), total)
     for number in numbers:
-        progress(number, total)
+        progress(number, total, "")
         path = part(folder, number, ".safetensors")
         first = order[number] * recipe.rows
         asked = by_length[first : first + recipe.rows]
@@ -68,9 +67,14 @@ def make_answers(
             temperatures=heats,
             seed=draw.getrandbits(62),
             tap=recipe.features == "store",
+            tell=partial(_tell, progress, recipe, number, total),
         )
         write_tensors(path, _tensors(written))
-    progress(total, total)
+    progress(total, total, "")
+
+
+def _tell(progress: Progress, recipe: DataRecipe, number: int, total: int, tokens: int) -> None:
+    progress(number, total, f"the next ones: token {tokens} of {recipe.answer_tokens}")
 
 
 def _tensors(written: Sequence[Written]) -> dict[str, torch.Tensor]:

@@ -19,7 +19,8 @@ from .recipe import PromptsRecipe
 from .teacher import Teacher
 from .writer import write
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, str], None]
+"""What is done, of how much, and what is under way."""
 
 _MARK = "\ue000here\ue000"
 """Stands for the user's text while the template around it is read; no template contains it."""
@@ -79,14 +80,19 @@ def make_prompts(
     if recipe.own:
         frame = Frame(tokenizer)
         most_parts = -(-recipe.own * _WASTE // recipe.rows)
+
+        def tell(tokens: int) -> None:
+            note = f"the next ones: token {tokens} of {recipe.longest}"
+            progress(min(len(seen), wanted), wanted, note)
+
         for number in range(most_parts):
             path = part(folder, number, ".jsonl")
             if not path.is_file():
-                written = _part(number, recipe, frame, teacher(), tokenizer)
+                written = _part(number, recipe, frame, teacher(), tokenizer, tell)
                 write_whole(path, _lines(written))
             for asked in read_prompts(path):
                 seen.setdefault(_key(asked.text), asked)
-            progress(min(len(seen), wanted), wanted)
+            progress(min(len(seen), wanted), wanted, "")
             if len(seen) >= wanted:
                 break
     split(folder, list(seen.values())[:wanted], recipe.held_out)
@@ -159,6 +165,7 @@ def _part(
     frame: Frame,
     teacher: Teacher,
     tokenizer: ChatTokenizer,
+    tell: Callable[[int], None],
 ) -> Iterator[Asked]:
     """Turns that ended by themselves, of as many openings as fit a batch."""
     draw = random.Random(f"{recipe.seed} {number}")
@@ -173,6 +180,7 @@ def _part(
         temperatures=[1.0] * len(openings),
         seed=draw.getrandbits(62),
         top_p=0.95,
+        tell=tell,
     )
     for (kind, opening), turn in zip(openings, written, strict=True):
         text = opening + tokenizer.decode(turn.ids[turn.prompt_length :])

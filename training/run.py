@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,6 +46,15 @@ class TrainProgress:
 
 
 Report = Callable[[TrainProgress], None]
+
+
+class Counting(Protocol):
+    """Tells how far a stage is, and what is under way."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """``total`` is 0 where it is not known."""
+        ...
+
 
 _CHECKS = (0.25, 0.5, 0.75)
 """Shares of the steps at which some held-out prompts are answered."""
@@ -246,8 +255,8 @@ class Training:
             self._teacher_held = Teacher(self.target, self._taps, self.device, self._dtype)
         return self._teacher_held
 
-    def _counting(self, stage: str) -> Callable[[int, int], None]:
-        return lambda done, total: self._report(TrainProgress(stage, done, total))
+    def _counting(self, stage: str) -> Counting:
+        return lambda done, total, note="": self._report(TrainProgress(stage, done, total, note))
 
 
 def _digest(prompts: Sequence[Asked]) -> str:

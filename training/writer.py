@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ def write(
     seed: int,
     top_p: float = 1.0,
     tap: bool = False,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> list[Written]:
     """Continue every prompt until a stop id, a loop or ``most`` tokens.
 
@@ -70,6 +71,7 @@ def write(
         seed: of the draws.
         top_p: share of the probability that is drawn from.
         tap: keep the tapped states.
+        tell: called with the number of tokens that every row has got.
     """
     device = teacher.device
     draws = torch.Generator(device).manual_seed(seed)
@@ -123,6 +125,7 @@ def write(
             if bool(hot.any()):
                 token[hot] = _draw(logits[hot], heats[rows][hot], top_p, draws)
             said[rows, index] = token
+            tell(index + 1)
             ends = torch.isin(token, stops) & alive
             if index + 1 >= _LOOP and (index + 1) % _LOOK == 0:
                 tails = said[rows, index + 1 - _LOOP : index + 1].tolist()

@@ -22,6 +22,7 @@ from textual.worker import WorkerCancelled, WorkerFailed
 
 from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.cli import OneLineParser
+from dflash_local.cli_load import load_arguments, load_options
 from dflash_local.errors import DflashError, NotDownloaded
 from dflash_local.paths import expanded
 from dflash_local.sampling import SamplingParams
@@ -32,7 +33,7 @@ from dflash_local.start import EXIT_INTERRUPTED
 
 from .chat_screen import ChatScreen, Look
 from .commands import REGISTRY
-from .goodbye import DEFAULT_PAIR, Given, say_goodbye
+from .goodbye import Given, say_goodbye
 from .help import keys_help, keys_name
 from .settings import load_settings
 from .themes import of_terminal
@@ -219,11 +220,7 @@ def parser() -> argparse.ArgumentParser:
         prog="dflash-chat", description="Chat with a local model, drafted by DFlash."
     )
     root.add_argument("prompt", nargs="?", default="", help="a first message to send at once")
-    root.add_argument("--model", default=DEFAULT_PAIR, help="name of a pair, repo or folder")
-    root.add_argument("--draft", help="repo or folder of another draft")
     root.add_argument("--plain", action="store_true", help="lines of text, no full screen")
-    root.add_argument("--backend", choices=("mlx", "torch"), help="instead of this machine's own")
-    root.add_argument("--context", type=int, help="positions to hold in the cache")
     root.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
     root.add_argument("--low-bandwidth", action="store_true", help="redraw four times a second")
     root.add_argument("--ascii", action="store_true", help="no block characters")
@@ -233,6 +230,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--screenshot", default="", metavar="SVG", help="picture of one answer")
     root.add_argument("--keys", action="store_true", help="print every action's id and keys")
     root.add_argument("--version", action="store_true", help="print the version and leave")
+    load_arguments(root)
     return root
 
 
@@ -267,13 +265,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _chat(args: argparse.Namespace, options: Options) -> int:
     from dflash_local.registry import locate
-    from dflash_local.select import LoadOptions, PairOpener, backend_name
+    from dflash_local.select import PairOpener, backend_name
 
     if args.keys:
         print("\n".join(keys_help(REGISTRY, load_settings().keymap)))  # noqa: T201
         return 0
     expanded(options.screenshot, "--screenshot")  # refused before anything is loaded
-    load = LoadOptions(backend=args.backend, context=args.context)
+    load = load_options(args)
     backend = backend_name(args.backend)
 
     def openers(model: str, draft: str | None = None) -> ServiceOpener:

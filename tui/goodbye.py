@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_local.chat import Answer
+from dflash_local.cli_load import LOAD_OPTIONS
 from dflash_local.sessions import Session
 
 from .visible import visible
 
 DEFAULT_PAIR = "demo"
-_VALUES = ("backend", "context")
 _FLAGS = ("plain", "no_mouse", "low_bandwidth", "ascii", "inline")
 
 
@@ -34,9 +34,9 @@ class Given:
     @classmethod
     def of(cls, args: Namespace) -> Given:
         """Those among the parsed arguments of ``dflash-chat``."""
-        values = ((name, getattr(args, name)) for name in _VALUES)
-        others = [word for name, value in values if value for word in (f"--{name}", str(value))]
-        flags = [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(args, name)]
+        values = ((name, getattr(args, name)) for name in LOAD_OPTIONS)
+        others = [word for name, value in values if value for word in (_option(name), str(value))]
+        flags = [_option(name) for name in _FLAGS if getattr(args, name)]
         return cls(args.model, args.draft, (*others, *flags))
 
     def arguments(self, pair: str) -> list[str]:
@@ -44,6 +44,10 @@ class Given:
         model = [] if pair == DEFAULT_PAIR else ["--model", pair]
         draft = ["--draft", self.draft] if self.draft and pair == self.pair else []
         return [*model, *draft, *self.others]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def say_goodbye(

@@ -86,9 +86,16 @@ def test_draws_follow_the_seed_and_the_temperature(teacher: Teacher) -> None:
 
 
 def test_a_row_that_repeats_itself_ends_there_and_leaves_the_others_alone(teacher: Teacher) -> None:
-    most = 120
+    most, told = 120, list[int]()
     written = write(
-        teacher, PROMPTS, most=most, stop_ids=frozenset(), temperatures=[0.0] * 6, seed=0, tap=True
+        teacher,
+        PROMPTS,
+        most=most,
+        stop_ids=frozenset(),
+        temperatures=[0.0] * 6,
+        seed=0,
+        tap=True,
+        tell=told.append,
     )
     ends = []
     for prompt, row in zip(PROMPTS, written, strict=True):
@@ -107,6 +114,7 @@ def test_a_row_that_repeats_itself_ends_there_and_leaves_the_others_alone(teache
         assert not row.finished
         assert row.features is not None
         assert len(row.features) == len(row.ids)
+    assert told == list(range(1, max(ends) + 1))
     assert min(ends) < most, "no row repeats itself, so nothing was tested"
 
 

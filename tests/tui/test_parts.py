@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dflash_local.chat import Answer
+from dflash_local.errors import OptionError
 from dflash_local.events import Round, Usage
 from dflash_local.sampling import SamplingParams
+from dflash_local.select import LoadOptions, PairOpener
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
-from dflash_local.tui import clipboard, figures
+from dflash_local.tui import app, clipboard, figures
 from dflash_local.tui.app import parser
 from dflash_local.tui.blocks import BlockScanner
 from dflash_local.tui.chat_settings import SETTINGS
@@ -340,6 +342,21 @@ def test_the_command_to_go_on_works_from_where_the_user_is(
     assert module == shlex.join([sys.executable, "-m", "dflash_local.tui.app", "--continue"])
 
 
+def test_the_chat_loads_as_its_arguments_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    openers: list[PairOpener] = []
+
+    def run(opener: PairOpener, *others: object) -> int:
+        openers.append(opener)
+        return 0
+
+    monkeypatch.setattr(app, "run", run)
+    line = "--backend torch --dtype fp32 --threads 1 --kv-bits 8 --draft none --context 640"
+    assert app.main(shlex.split(line)) == 0
+    expected = LoadOptions(backend="torch", dtype="fp32", threads=1, kv_bits=8, context=640)
+    assert openers == [PairOpener("demo", "none", expected)]
+    assert app.main(["--kv-bits", "8", "--threads", "0"]) == OptionError.exit_code
+
+
 @pytest.mark.parametrize(
     ("line", "pair", "again"),
     [
@@ -350,6 +367,11 @@ def test_the_command_to_go_on_works_from_where_the_user_is(
             "--context 512 --backend torch --plain --no-mouse hello",
             "demo",
             "--backend torch --context 512 --plain --no-mouse",
+        ),
+        (
+            "--threads 2 --draft-bits 8 --quantize nf4",
+            "demo",
+            "--threads 2 --quantize nf4 --draft-bits 8",
         ),
         ("--continue --system Hi", "demo", ""),
     ],
