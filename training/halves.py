@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from dflash_local.free_memory import is_x86
+from dflash_local.free_memory import cpu_halves
 
 
 def quicken(model: nn.Module) -> None:
@@ -28,12 +28,7 @@ def quicken(model: nn.Module) -> None:
 
 def has_half_products() -> bool:
     """Whether this CPU and this build of torch have them."""
-    return (
-        is_x86()
-        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-        and torch.backends.quantized.engine in ("x86", "fbgemm")
-        and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
-    )
+    return cpu_halves() and torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 def _fits(weight: torch.Tensor) -> bool:
