@@ -46,8 +46,8 @@ class SetFigures:
 
     @property
     def best(self) -> WidthFigures:
-        """The fixed width that was best in the pass over all, at the middle times of rounds."""
-        return _best(self.fixed)
+        """The fixed width that was best in the pass over all, and met auto again."""
+        return next(width for width in self.fixed if width.block == self.again[1].block)
 
     @property
     def quotient(self) -> float:

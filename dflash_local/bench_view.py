@@ -32,6 +32,7 @@ def as_json(report: Report) -> dict[str, object]:
         derived = {
             "best_fixed": {s.name: s.best.block for s in report.sets},
             "quotient": {s.name: s.quotient for s in report.sets},
+            "steady_quotient": {s.name: s.steady_quotient for s in report.sets},
         }
     return {**setup, "versions": dict(report.setup.versions), **values, **derived}
 

@@ -38,8 +38,9 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")
     group.add_argument(
         "--quantize",
-        choices=("nf4", "int8", "none"),
-        help="how the target is stored (torch); default: nf4 on CUDA, none on the CPU",
+        choices=("nf4", "int8", "4bit", "8bit", "none"),
+        help="how the target is stored: nf4 or int8 on torch, 4bit or 8bit on MLX; default: nf4 or "
+        "4bit on a GPU, none on the CPU",
     )
     for part in ("draft", "head"):
         group.add_argument(

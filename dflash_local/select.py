@@ -22,6 +22,7 @@ from dflash_local.registry import locate
 Report = Callable[[LoadProgress], None]
 
 BACKENDS = ("mlx", "torch")
+_SCHEMES = {"mlx": ("4bit", "8bit", "none"), "torch": ("nf4", "int8", "none")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class LoadOptions:
     threads: int | None = None
     """CPU threads."""
     quantize: str | None = None
-    """``nf4``, ``int8`` or ``none`` on torch."""
+    """``nf4``, ``int8`` or ``none`` on torch, ``4bit``, ``8bit`` or ``none`` on MLX."""
     draft_bits: int | None = None
     """Bits per weight of the draft."""
     head_bits: int | None = None
@@ -54,10 +55,10 @@ class LoadOptions:
             value = getattr(self, name)
             if value not in (None, 8, 16):
                 raise OptionError(f"{name} is {value}.", "Give 8 or 16.")
-        for name in ("context", "threads", "draft_window"):
+        for name, most in (("context", 2**31), ("threads", 1024), ("draft_window", 2**31)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} is {value}.", "Give 1 or more.")
+            if value is not None and not 1 <= value <= most:
+                raise OptionError(f"{name} is {value}.", f"Give 1 to {most}.")
 
 
 class _Loader(Protocol):
@@ -110,6 +111,12 @@ class PairOpener:
 
 def _refuse_foreign(name: str, options: LoadOptions) -> None:
     """Options that only the other backend knows are refused, not dropped."""
+    schemes = _SCHEMES[name]
+    if options.quantize not in (None, *schemes):
+        raise OptionError(
+            f"There is no quantisation {options.quantize!r} on {'MLX' if name == 'mlx' else name}.",
+            f"Give one of {', '.join(schemes)}.",
+        )
     for option in ("threads", "head_bits", "embed_bits") if name == "mlx" else ():
         if getattr(options, option) is not None:
             raise OptionError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dflash_local.errors import WeightsError
 from dflash_local.prompting import ChatTokenizer, build_prompt
 
 from .files import part, whole, write_tensors
@@ -16,6 +17,9 @@ from .prompts import Asked, Progress
 from .recipe import DataRecipe
 from .teacher import Teacher
 from .writer import BEST, Written, write
+
+ORDER = "by length"
+"""How prompts are dealt to parts; parts dealt otherwise must not be mixed with them."""
 
 
 def bytes_needed(recipe: DataRecipe, prompts: int, width: int, longest: int) -> int:
@@ -69,6 +73,10 @@ def make_answers(
             tap=recipe.features == "store",
             tell=partial(_tell, progress, recipe, number, total),
         )
+        if any(bool(answer.best_probabilities.isnan().any()) for answer in written):
+            raise WeightsError(
+                "The target computes what is no number.", "Its weights are damaged: pull it again."
+            )
         write_tensors(path, _tensors(written))
     progress(total, total, "")
 

@@ -21,7 +21,7 @@ def quicken(model: nn.Module) -> None:
     if not has_half_products():
         return
     for module in model.modules():
-        if isinstance(module, nn.Linear) and _fits(module.weight):
+        if isinstance(module, nn.Linear) and _only_multiplies(module) and _fits(module.weight):
             packed = torch.ops.quantized.linear_prepack_fp16(module.weight, module.bias)
             module.forward = partial(_product, packed)  # type: ignore[method-assign]
 
@@ -29,6 +29,11 @@ def quicken(model: nn.Module) -> None:
 def has_half_products() -> bool:
     """Whether this CPU and this build of torch have them."""
     return cpu_halves() and torch.backends.quantized.engine in ("x86", "fbgemm")
+
+
+def _only_multiplies(module: nn.Linear) -> bool:
+    """A subclass may do more: a router also chooses."""
+    return type(module).forward is nn.Linear.forward
 
 
 def _fits(weight: torch.Tensor) -> bool:

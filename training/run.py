@@ -20,7 +20,7 @@ from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
 from . import draft
-from .answers import batches, bytes_needed, make_answers, missing
+from .answers import ORDER, batches, bytes_needed, make_answers, missing
 from .checkpoint import Progress
 from .corpus import Corpus
 from .evaluate import Worth, evaluate, read_worth, write_worth
@@ -173,7 +173,7 @@ class Training:
         make_answers(folder, recipe, prompts, left, self._teacher, self._tokenizer, counting)
 
     def _hold_data(self, prompts: Sequence[Asked]) -> None:
-        facts = {**asdict(self.recipe.data), "tap_layers": list(self._taps)}
+        facts = {**asdict(self.recipe.data), "tap_layers": list(self._taps), "order": ORDER}
         hold(self.out / "data" / "recipe.json", {**facts, "prompts": _digest(prompts)})
 
     def _fit(self) -> None:
@@ -248,7 +248,10 @@ class Training:
         path = self.out / "prompts" / f"{name}.jsonl"
         if not path.is_file():
             raise OptionError(f"{path} is not there yet.", "Run --stage prompts first.")
-        return read_prompts(path)
+        asked = read_prompts(path)
+        if name == "train" and not asked:
+            raise OptionError(f"{path} holds no prompts.", "Delete it and run --stage prompts.")
+        return asked
 
     def _teacher(self) -> Teacher:
         if self._teacher_held is None:

@@ -50,7 +50,12 @@ class Teacher:
         self.config: Any = self.model.config.get_text_config(decoder=True)
         self.device = device
         self.taps = tuple(taps)
-        self._layers: Any = self.model.get_decoder().layers
+        self._layers: Any = getattr(self.model.get_decoder(), "layers", None)
+        if self._layers is None:
+            raise WeightsError(
+                f"The layers of {type(self.model).__name__} are not where they can be tapped.",
+                "Train for another target.",
+            )
         self._states: dict[int, torch.Tensor] = {}
 
     @property

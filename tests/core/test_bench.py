@@ -22,7 +22,7 @@ from dflash_local.bench import first_difference, loops, run
 from dflash_local.bench_depth import run_depths
 from dflash_local.bench_prompts import SETS, chosen
 from dflash_local.bench_setup import Spread
-from dflash_local.bench_sweep import _middle_times, _width, run_sweep
+from dflash_local.bench_sweep import SetFigures, WidthFigures, _middle_times, _width, run_sweep
 from dflash_local.bench_topics import TOPICS
 from dflash_local.bench_view import Report, as_json, as_text
 from dflash_local.engine import Engine, Reply
@@ -119,6 +119,18 @@ def test_a_sweep_counts_plain_decoding_among_the_fixed_widths() -> None:
     assert (auto.block, best.block) == (None, 0)
     assert chat.quotient == auto.tok_s.median / best.tok_s.median
     assert code.auto.block is None
+
+
+def test_the_best_width_is_the_one_that_met_auto_again() -> None:
+    def width(block: int | None, steady: float) -> WidthFigures:
+        return WidthFigures(block, Spread.of([steady + 1.0]), 2.0, steady)
+
+    # With the second run's rounds counted in, another width looks best.
+    fixed = (width(0, 10.0), width(2, 21.0), width(3, 20.0))
+    figures = SetFigures("chat", width(None, 19.0), fixed, (width(None, 18.0), width(3, 20.0)))
+    assert figures.best is fixed[2]
+    assert figures.steady_quotient == 18.0 / 20.0
+    assert figures.quotient == 19.0 / 21.0
 
 
 def test_auto_meets_the_best_width_as_often_as_asked() -> None:

@@ -315,6 +315,36 @@ def test_a_person_can_read_the_sampled_report(
     assert "temperature 1" in out
 
 
+@pytest.mark.parametrize(
+    ("backend", "scheme", "others"),
+    [("torch", "4bit", "nf4, int8, none"), ("mlx", "nf4", "4bit, 8bit, none")],
+)
+def test_a_quantisation_of_the_other_backend_is_refused_with_what_can_be_typed(
+    backend: str,
+    scheme: str,
+    others: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(select, "find_spec", lambda name: object())
+    argv = ["generate", "--backend", backend, "--quantize", scheme, "--model", "/nowhere", "hi"]
+    assert cli.main(argv) == OptionError.exit_code
+    told = capsys.readouterr().err
+    assert f"Give one of {others}." in told
+    assert len(told.splitlines()) == 1
+    for other in others.split(", "):
+        assert cli.main([*argv[:4], other, *argv[5:]]) != 0
+        told = capsys.readouterr().err
+        assert "quantisation" not in told
+        assert "invalid choice" not in told
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 10**12])
+def test_threads_that_no_machine_has_are_refused(threads: int) -> None:
+    with pytest.raises(OptionError, match="Give 1 to 1024"):
+        LoadOptions(threads=threads)
+
+
 @pytest.mark.parametrize("flag", ["--threads", "--head-bits"])
 def test_what_mlx_cannot_choose_is_refused_there(
     seen: Seen, flag: str, capsys: pytest.CaptureFixture[str]

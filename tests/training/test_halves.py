@@ -39,3 +39,17 @@ def test_what_fp16_cannot_hold_stays() -> None:
     quicken(nn.ModuleList([large, half]))
     assert torch.equal(large(states), expected)
     assert half(states.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_module_that_does_more_than_multiply_stays() -> None:
+    class Router(nn.Linear):
+        def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            best = super().forward(states).topk(2, dim=-1)
+            return best.values, best.indices
+
+    router, states = Router(64, 16), torch.randn(3, 64)
+    values, places = router(states)
+    quicken(router)
+    after = router(states)
+    assert torch.equal(after[0], values)
+    assert torch.equal(after[1], places)

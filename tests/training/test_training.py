@@ -176,6 +176,17 @@ def test_a_loss_that_is_no_number_keeps_the_last_checkpoint(
     assert (out / "fit" / "checkpoint.safetensors").is_file() == ("of step 0 is" not in told)
 
 
+def test_a_target_that_computes_no_numbers_is_told(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(target / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = math.nan
+    save_file(weights, target / "model.safetensors")
+    argv = command(target, tmp_path / "out", prompts, "--own", "0")
+    assert "what is no number" in refused(argv, capsys)
+    assert not list((tmp_path / "out" / "data").glob("part-*"))
+
+
 def test_a_folder_keeps_to_one_training(
     target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +204,17 @@ def test_a_folder_keeps_to_one_training(
     assert "taps 2, now it is 3" in refused([*fit, "--taps", "3"], capsys)
     assert "thinking None, now it is True" in refused([*fit, "--thinking"], capsys)
     assert "no folder" in refused([*fit, "--init", str(tmp_path / "nowhere")], capsys)
+    begun = out / "data" / "recipe.json"
+    facts = begun.read_text()
+    begun.write_text(json.dumps({k: v for k, v in json.loads(facts).items() if k != "order"}))
+    assert "order None" in refused([*argv, "--stage", "data"], capsys), "parts were dealt otherwise"
+    begun.write_text(facts)
+    asked = out / "prompts" / "train.jsonl"
+    all_of_them = asked.read_text()
+    asked.write_text("")
+    assert "holds no prompts" in refused([*argv, "--stage", "data"], capsys)
+    assert begun.read_text() == facts, "a refusal must bind nothing"
+    asked.write_text(all_of_them)
     (out / "data" / "part-00001.safetensors").write_bytes(b"")
     assert "the first is number 1" in refused(fit, capsys)
     stages(argv, "data")
