@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +22,7 @@ from textual.worker import WorkerCancelled, WorkerFailed
 
 from dflash_local.chat import ChatOptions, Conversation
 from dflash_local.cli import OneLineParser
-from dflash_local.cli_load import load_arguments, load_options
+from dflash_local.cli_load import block_argument, load_arguments, load_options
 from dflash_local.errors import DflashError, NotDownloaded
 from dflash_local.paths import expanded
 from dflash_local.sampling import SamplingParams
@@ -58,6 +58,8 @@ class Options:
     system: str = ""
     prompt: str = ""
     """Sent at the start."""
+    block: int | None = None
+    """Rows per verify; 0 is plain decoding, None follows what pays."""
     screenshot: str = ""
     """A file for a picture of the first answer, after which the app leaves."""
     given: Given = field(default_factory=Given)
@@ -94,6 +96,7 @@ class DflashApp(App[int]):
             words=words,
             openers=openers,
         )
+        self.chat_screen.chat.options = ChatOptions(block=options.block)
 
     def get_default_screen(self) -> ChatScreen:
         """The chat."""
@@ -108,7 +111,8 @@ class DflashApp(App[int]):
             self.call_after_refresh(self.chat_screen.send, self.options.prompt)
         if self.options.screenshot:
             chat = self.chat_screen.chat
-            chat.options = ChatOptions(SamplingParams(max_tokens=PICTURE_TOKENS))
+            sampling = SamplingParams(max_tokens=PICTURE_TOKENS)
+            chat.options = replace(chat.options, sampling=sampling)
             self.set_interval(0.5, self._take_picture)
 
     def exit(
@@ -199,6 +203,7 @@ def run(
 
             session, words = first_session(pair, options)
             chat = PlainChat(service, pair, session, sys.stdin, sys.stdout, options.given)
+            chat.chat.options = ChatOptions(block=options.block)
             return chat.run(options.prompt, words)
         app = DflashApp(service, pair, options, openers)
         app.run(
@@ -230,6 +235,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--screenshot", default="", metavar="SVG", help="picture of one answer")
     root.add_argument("--keys", action="store_true", help="print every action's id and keys")
     root.add_argument("--version", action="store_true", help="print the version and leave")
+    block_argument(root)
     load_arguments(root)
     return root
 
@@ -251,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         resume=args.resume,
         system=args.system,
         prompt=args.prompt,
+        block=args.block,
         screenshot=args.screenshot,
         given=Given.of(args),
     )

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from dflash_local.chat import Answer
@@ -34,10 +35,10 @@ class Given:
     @classmethod
     def of(cls, args: Namespace) -> Given:
         """Those among the parsed arguments of ``dflash-chat``."""
-        values = ((name, getattr(args, name)) for name in LOAD_OPTIONS)
-        others = [word for name, value in values if value for word in (_option(name), str(value))]
+        values = ((name, getattr(args, name)) for name in (*LOAD_OPTIONS, "block"))
+        chosen = ((_option(name), str(value)) for name, value in values if value is not None)
         flags = [_option(name) for name in _FLAGS if getattr(args, name)]
-        return cls(args.model, args.draft, (*others, *flags))
+        return cls(args.model, args.draft, (*chain.from_iterable(chosen), *flags))
 
     def arguments(self, pair: str) -> list[str]:
         """What loads ``pair`` as it was loaded."""

@@ -44,6 +44,15 @@ async def test_block_off_is_plain_decoding() -> None:
         await driver.until(lambda: driver.told("Not a block size"))
 
 
+async def test_the_block_of_the_command_line_holds_from_the_first_answer_on() -> None:
+    async with chat(options=Options(prompt="hello there", block=0)) as driver:
+        await driver.until(lambda: driver.screen.chat.last is not None)
+        answer = driver.screen.chat.last
+        assert answer is not None
+        assert answer.stats is not None
+        assert answer.stats.drafted == 0
+
+
 async def test_settings_of_the_chat() -> None:
     async with chat() as driver:
         await driver.send("/set max 3")

@@ -373,6 +373,7 @@ def test_the_chat_loads_as_its_arguments_say(monkeypatch: pytest.MonkeyPatch) ->
             "demo",
             "--threads 2 --quantize nf4 --draft-bits 8",
         ),
+        ("--block off", "demo", "--block 0"),
         ("--continue --system Hi", "demo", ""),
     ],
 )

@@ -20,7 +20,7 @@ from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.events import LoadProgress
 from dflash_local.service import Service
 from dflash_local.sessions import SessionStore, read
-from dflash_local.tui.app import Options, first_session
+from dflash_local.tui.app import Options, first_session, run
 from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.plain import PlainChat
 from dflash_local.tui.plain_commands import COMMANDS
@@ -278,3 +278,12 @@ def test_leaving_ends_the_line_and_tells_how_to_go_on(at: bytes, key: bytes, sta
     if at == b"You: ":
         assert last[-2].startswith("Saved in ")
         assert last[-1].startswith("To go on: ")
+
+
+@pytest.mark.parametrize("block", [None, 0])
+def test_the_block_of_the_command_line_holds(
+    block: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n/stats\n"))
+    assert run(ScriptedOpener(("Yes.",)), "scripted", Options(plain=True, block=block)) == 0
+    assert ("Position 1: 100 percent" in capsys.readouterr().out) == (block is None)
