@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from statistics import median
 
 from dflash_local.bench import in_turn, tau, tok_s
@@ -107,23 +107,23 @@ def run_sweep(
             progress=lambda now, _: progress(before + now, total),
         )
 
-    swept = {name: answered(given, blocks, 1) for name, given in sets.items()}
-    middle = _middle_times(swept.values())
-    best = {
-        name: _best(_figures(blocks, replies, middle)[1:]).block for name, replies in swept.items()
-    }
+    # All sets in one go: every call warms all of its widths up.
+    (texts,) = answered(tuple(prompts), blocks, 1)
+    left = iter(texts)
+    swept = {name: [list(islice(left, len(given)))] for name, given in sets.items()}
+    middle = _middle_times([[texts]])
+    best = {}
+    for name, replies in swept.items():
+        _, *fixed = _figures(blocks, replies, middle)
+        best[name] = max(fixed, key=lambda width: width.steady_tok_s).block
     again = {name: answered(given, [None, best[name]], repeats) for name, given in sets.items()}
-    middle = _middle_times([*swept.values(), *again.values()])
+    middle = _middle_times([[texts], *again.values()])
     figures = []
     for name, replies in swept.items():
         auto, *fixed = _figures(blocks, replies, middle)
         once, more = _figures([None, best[name]], again[name], middle)
         figures.append(SetFigures(name, auto, tuple(fixed), (once, more)))
     return SweepReport(setup, repeats, tuple(figures))
-
-
-def _best(fixed: Sequence[WidthFigures]) -> WidthFigures:
-    return max(fixed, key=lambda width: width.steady_tok_s)
 
 
 def _middle_times(every: Iterable[Answered]) -> dict[int, float]:

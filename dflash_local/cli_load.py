@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
 from dflash_local.engine import Engine
 from dflash_local.events import LoadProgress
 from dflash_local.sampling import SamplingParams
-from dflash_local.select import LoadOptions, load
 
-LOAD_OPTIONS = tuple(item.name for item in fields(LoadOptions))
-"""Arguments that say how a pair is loaded, whichever it is."""
+if TYPE_CHECKING:
+    from dflash_local.select import LoadOptions
 
 
 def load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,11 +103,14 @@ def load_options(args: argparse.Namespace) -> LoadOptions:
     Raises:
         OptionError: a value that cannot be.
     """
-    return LoadOptions(**{name: getattr(args, name) for name in LOAD_OPTIONS})
+    from dflash_local.select import LoadOptions
+
+    return LoadOptions(**{item.name: getattr(args, item.name) for item in fields(LoadOptions)})
 
 
 def open_engine(args: argparse.Namespace) -> Engine:
     """Load what the arguments name; steps are shown on a terminal's stderr."""
+    from dflash_local.select import load
 
     def show(step: LoadProgress) -> None:
         if sys.stderr.isatty():

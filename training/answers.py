@@ -71,7 +71,7 @@ def make_answers(
             temperatures=heats,
             seed=draw.getrandbits(62),
             tap=recipe.features == "store",
-            tell=partial(_tell, progress, recipe, number, total),
+            tell=partial(progress, number, total),
         )
         if any(bool(answer.best_probabilities.isnan().any()) for answer in written):
             raise WeightsError(
@@ -79,10 +79,6 @@ def make_answers(
             )
         write_tensors(path, _tensors(written))
     progress(total, total, "")
-
-
-def _tell(progress: Progress, recipe: DataRecipe, number: int, total: int, tokens: int) -> None:
-    progress(number, total, f"the next ones: token {tokens} of {recipe.answer_tokens}")
 
 
 def _tensors(written: Sequence[Written]) -> dict[str, torch.Tensor]:

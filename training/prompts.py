@@ -81,8 +81,7 @@ def make_prompts(
         frame = Frame(tokenizer)
         most_parts = -(-recipe.own * _WASTE // recipe.rows)
 
-        def tell(tokens: int) -> None:
-            note = f"the next ones: token {tokens} of {recipe.longest}"
+        def tell(note: str = "") -> None:
             progress(min(len(seen), wanted), wanted, note)
 
         for number in range(most_parts):
@@ -92,7 +91,7 @@ def make_prompts(
                 write_whole(path, _lines(written))
             for asked in read_prompts(path):
                 seen.setdefault(_key(asked.text), asked)
-            progress(min(len(seen), wanted), wanted, "")
+            tell()
             if len(seen) >= wanted:
                 break
     split(folder, list(seen.values())[:wanted], recipe.held_out)
@@ -165,7 +164,7 @@ def _part(
     frame: Frame,
     teacher: Teacher,
     tokenizer: ChatTokenizer,
-    tell: Callable[[int], None],
+    tell: Callable[[str], None],
 ) -> Iterator[Asked]:
     """Turns that ended by themselves, of as many openings as fit a batch."""
     draw = random.Random(f"{recipe.seed} {number}")

@@ -56,7 +56,7 @@ def write(
     seed: int,
     top_p: float = 1.0,
     tap: bool = False,
-    tell: Callable[[int], None] = lambda done: None,
+    tell: Callable[[str], None] = lambda note: None,
 ) -> list[Written]:
     """Continue every prompt until a stop id, a loop or ``most`` tokens.
 
@@ -71,7 +71,7 @@ def write(
         seed: of the draws.
         top_p: share of the probability that is drawn from.
         tap: keep the tapped states.
-        tell: called with the number of tokens that every row has got.
+        tell: called at every token with words on how far the rows are.
     """
     device = teacher.device
     draws = torch.Generator(device).manual_seed(seed)
@@ -125,12 +125,13 @@ def write(
             if bool(hot.any()):
                 token[hot] = _draw(logits[hot], heats[rows][hot], top_p, draws)
             said[rows, index] = token
-            tell(index + 1)
+            count = index + 1
+            tell(f"the next ones: token {count} of {most}")
             ends = torch.isin(token, stops) & alive
-            if index + 1 >= _LOOP and (index + 1) % _LOOK == 0:
-                tails = said[rows, index + 1 - _LOOP : index + 1].tolist()
+            if count >= _LOOP and count % _LOOK == 0:
+                tails = said[rows, count - _LOOP : count].tolist()
                 ends |= torch.tensor([loops(tail, _LOOP) for tail in tails], device=device) & alive
-            lengths[rows[ends]] = index + 1
+            lengths[rows[ends]] = count
             alive &= ~ends
             if not bool(alive.any()):
                 break

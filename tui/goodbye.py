@@ -9,12 +9,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 
 from dflash_local.chat import Answer
-from dflash_local.cli_load import LOAD_OPTIONS
+from dflash_local.select import LoadOptions
 from dflash_local.sessions import Session
 
 from .visible import visible
@@ -35,7 +35,8 @@ class Given:
     @classmethod
     def of(cls, args: Namespace) -> Given:
         """Those among the parsed arguments of ``dflash-chat``."""
-        values = ((name, getattr(args, name)) for name in (*LOAD_OPTIONS, "block"))
+        names = (*(item.name for item in fields(LoadOptions)), "block")
+        values = ((name, getattr(args, name)) for name in names)
         chosen = ((_option(name), str(value)) for name, value in values if value is not None)
         flags = [_option(name) for name in _FLAGS if getattr(args, name)]
         return cls(args.model, args.draft, (*chain.from_iterable(chosen), *flags))
