@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
+from dflash_local.branches import Branches
 from dflash_local.sampling import SamplingParams
 
 from .penalty_history import PenaltyHistory
@@ -23,6 +24,7 @@ from .torch_penalties import TorchPenalties
 from .torch_probs import Drafted
 from .torch_round import DeviceRound
 from .torch_target import Target
+from .torch_tree import Tree
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -51,6 +53,8 @@ class TorchProposal:
     block: torch.Tensor
     drafted: Drafted
     draft_ms: float | None
+    tree: Tree | None = None
+    """How the block's rows hang together; None where each follows the one before."""
 
     @property
     def rows(self) -> int:
@@ -94,6 +98,7 @@ class TorchBackend:
         self._features: torch.Tensor | None = None
         """Its tapped states."""
         self._sync = self.device.type == "cpu"
+        self._branching = False
 
     @property
     def info(self) -> BackendInfo:
@@ -116,6 +121,7 @@ class TorchBackend:
     def configure(self, sampling: SamplingParams) -> None:
         """Set how tokens are chosen, and reseed."""
         self._chooser = chooser(sampling, self.device)
+        self._branching = self._info.branching and sampling.branches
         self._history.configure(sampling)
 
     @_on_device
@@ -166,24 +172,38 @@ class TorchBackend:
             return TorchProposal(anchor, Drafted(anchor[1:]), 0.0)
         begun = perf_counter()
         self._project()
-        block, drafted = self._round.draft(anchor, count, self._chooser, self._history)
+        tree: Tree | None = None
+        if self._branching and count > 1:
+            tree = self._round.branch(anchor, count)
+            block, drafted = tree.ids, Drafted(tree.ids[1:])
+        else:
+            block, drafted = self._round.draft(anchor, count, self._chooser, self._history)
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
-        return TorchProposal(block, drafted, draft_ms)
+        return TorchProposal(block, drafted, draft_ms, tree)
 
     @_on_device
     def verify(self, proposal: Proposal) -> Verdict:
         """Run the target over the block; its one host read decides the round."""
         assert isinstance(proposal, TorchProposal)
         begun = perf_counter()
-        outcome, self._features = self._round.verify(
-            proposal.block, proposal.drafted, self._chooser, self._history
-        )
-        accepted, following, *ids = outcome.tolist()
+        branches: Branches | None = None
+        if proposal.tree is not None:
+            outcome, self._features = self._round.descend(proposal.tree)
+            accepted, following, depth, *ids = outcome.tolist()
+            ids, kept = ids[: proposal.rows], ids[proposal.rows :][: accepted + 1]
+            self._target.cache.gather(kept)
+            branches = Branches(depth, tuple(kept[1:]))
+        else:
+            outcome, self._features = self._round.verify(
+                proposal.block, proposal.drafted, self._chooser, self._history
+            )
+            accepted, following, *ids = outcome.tolist()
         self._last, self._open = None, tuple(ids)
         return Verdict(
             drafted=self._open[1:],
             accepted=accepted,
             next=following,
+            branches=branches,
             draft_ms=proposal.draft_ms,
             verify_ms=1000.0 * (perf_counter() - begun) if self._sync else None,
         )

@@ -9,6 +9,7 @@ import torch
 
 from .torch_kv_rows import KvMaker, PlainRows
 from .torch_recurrent import RecurrentStates
+from .torch_tree import Tree
 
 SLICE = 512
 """Most rows of one forward: windowed layers leave room for as many behind their window."""
@@ -65,8 +66,28 @@ class TargetCache(Protocol):
         """What a forward's shapes depend on beside ``rows``; None where they follow the length."""
         ...
 
-    def begin(self, rows: int) -> None:
-        """Make room for ``rows`` rows behind ``length``; every forward starts with it."""
+    @property
+    def branching(self) -> bool:
+        """Whether the rows begun may be a tree's."""
+        ...
+
+    def begin(self, rows: int, tree: Tree | None = None) -> None:
+        """Make room for ``rows`` rows behind ``length``; every forward starts with it.
+
+        Rows follow each other, or are a tree's: then a row stands as deep as it lies in the tree,
+        and sees its ancestors among them.
+        """
+        ...
+
+    def arrange(self, order: torch.Tensor) -> None:
+        """Bring the rows written last into this order, so that ``advance`` keeps the first.
+
+        On the device, where rows lie at fixed addresses; else ``gather`` does it.
+        """
+        ...
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Bring these rows, of those written last, to the front: once the host knows them."""
         ...
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
@@ -138,6 +159,7 @@ class SlicedCache:
         self.recurrent = recurrent
         self._length = 0
         self._rows = 0
+        self._tree: Tree | None = None
         self._dtype, self._device = dtype, device
         self.windows = tuple(layer.window for layer in layers)
         self._base = dict.fromkeys(self.windows, 0)
@@ -169,9 +191,14 @@ class SlicedCache:
     def bucket_for(self, rows: int) -> None:
         """Shapes follow the length."""
 
-    def begin(self, rows: int) -> None:
+    @property
+    def branching(self) -> bool:
+        """Recurrent states go through rows one behind the other."""
+        return self.recurrent is None
+
+    def begin(self, rows: int, tree: Tree | None = None) -> None:
         """Make room; windowed rows move to the front when they reach the end."""
-        self._rows = rows
+        self._rows, self._tree = rows, tree
         for window, base in self._base.items():
             if window is None or self._length + rows - base <= self._room[window]:
                 continue
@@ -182,7 +209,9 @@ class SlicedCache:
             self._base[window] = first
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
-        """A view of the table."""
+        """A view of the table, unless the rows are a tree's."""
+        if self._tree is not None:
+            return table[self._length :].index_select(0, self._tree.depths)
         return table[self._length : self._length + self._rows]
 
     @property
@@ -214,6 +243,8 @@ class SlicedCache:
         if rows == 1:
             return None
         past = self._past(window)
+        if self._tree is not None:
+            return self._branched(self._tree, past, window, groups)
         if rows > _CACHED_ROWS:
             return self._band(rows, past, window, groups)
         longest = len(self._positions) if window is None else window - 1
@@ -226,6 +257,20 @@ class SlicedCache:
     def columns(self, window: int | None) -> int:
         """The visible past and the new rows."""
         return self._past(window) + self._rows
+
+    def arrange(self, order: torch.Tensor) -> None:
+        """Nothing yet: most rows need not move, and the host will know which."""
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Through a copy of those that are not in place."""
+        misplaced = [at for at, row in enumerate(rows) if at != row]
+        if not misplaced:
+            return
+        first = misplaced[0]
+        order = torch.tensor(rows[first:], device=self._device) - first
+        for window, layer in zip(self.windows, self._layers, strict=True):
+            start = self._length - self._base[window]
+            layer.arrange(slice(start + first, start + self._rows), order)
 
     def advance(self, rows: int) -> None:
         """Make rows count."""
@@ -293,8 +338,22 @@ class SlicedCache:
         hidden = keys > queries
         if window is not None:
             hidden |= queries - keys >= window
-        band = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return band.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+        return self._added(hidden, groups)
+
+    def _branched(self, tree: Tree, past: int, window: int | None, groups: int) -> torch.Tensor:
+        """The mask of a tree's rows that follow ``past`` columns."""
+        hidden = torch.zeros((len(tree.ids), past + len(tree.ids)), dtype=torch.bool)
+        hidden = hidden.to(self._device)
+        hidden[:, past:] = ~tree.sees
+        if window is not None:
+            columns = torch.arange(past, device=self._device)
+            hidden[:, :past] |= past + tree.depths[:, None] - columns >= window
+            hidden[:, past:] |= tree.depths[:, None] - tree.depths >= window
+        return self._added(hidden, groups)
+
+    def _added(self, hidden: torch.Tensor, groups: int) -> torch.Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
 
 
 def buffer_rows(window: int | None, capacity: int) -> int:

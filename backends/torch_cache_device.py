@@ -13,6 +13,7 @@ import torch
 
 from .torch_cache import LayerRows
 from .torch_kv_rows import KvMaker, PlainRows
+from .torch_tree import Tree
 
 FIRST_BUCKET = 512
 
@@ -52,7 +53,9 @@ class DeviceCache:
         self._dtype = dtype
         self._length_tensor = torch.zeros(1, dtype=torch.long, device=device)
         self._places = torch.arange(capacity, device=device)
-        self._positions = self._places[:0]
+        self._slots = self._positions = self._places[:0]
+        """Where the rows begun are written, and where they stand."""
+        self._tree: Tree | None = None
         self.windows = tuple(layer.window for layer in layers)
         # Zeros, as masked rows are still multiplied and must not be NaN.
         self._layers = [
@@ -74,10 +77,17 @@ class DeviceCache:
         """The bucket that ``rows`` rows behind the length fall into."""
         return bucket_of(self._length + rows, self._capacity)
 
-    def begin(self, rows: int) -> None:
+    @property
+    def branching(self) -> bool:
+        """Every layer keeps rows."""
+        return True
+
+    def begin(self, rows: int, tree: Tree | None = None) -> None:
         """Choose the bucket and compute the positions on the device."""
-        self.bucket = self.bucket_for(rows)
-        self._positions = self._places[:rows] + self._length_tensor
+        self.bucket, self._tree = self.bucket_for(rows), tree
+        self._slots = self._positions = self._places[:rows] + self._length_tensor
+        if tree is not None:
+            self._positions = tree.depths + self._length_tensor
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
         """The entries, gathered."""
@@ -86,7 +96,13 @@ class DeviceCache:
     def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
         """Never None: the bucket always holds rows that do not count."""
         places, positions = self._places[: self.bucket][None], self._positions[:, None]
-        hidden = places > positions
+        tree = self._tree
+        if tree is None:
+            hidden = places > positions
+        else:
+            hidden = (places >= self._length_tensor).expand(len(tree.ids), -1).clone()
+            hidden.index_copy_(1, self._slots, ~tree.sees)
+            places = places.index_copy(1, self._slots, self._positions[None])
         if window is not None:
             hidden |= positions - places >= window
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
@@ -106,8 +122,16 @@ class DeviceCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the rows by index; what comes back is the bucket."""
         layer = self._layers[layer_idx]
-        layer.write(self._positions, key_states, value_states)
+        layer.write(self._slots, key_states, value_states)
         return layer.read(slice(0, self.bucket))
+
+    def arrange(self, order: torch.Tensor) -> None:
+        """By index."""
+        for layer in self._layers:
+            layer.arrange(self._slots, order)
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Nothing: they were arranged."""
 
     def advance(self, rows: int) -> None:
         """Make rows count, on both sides."""

@@ -10,6 +10,7 @@ from .torch_cache import SlicedCache
 from .torch_hf_load import ProductModule
 from .torch_linear import tensor_bytes
 from .torch_target import TargetShape
+from .torch_tree import Tree
 
 
 class TransformersTarget:
@@ -61,12 +62,12 @@ class TransformersTarget:
 
         return keep
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, tree: Tree | None = None) -> torch.Tensor:
         """Final states ``[rows, hidden]`` of ids that follow the cache; K/V rows are written.
 
         The rows count only after ``cache.advance``.
         """
-        self.cache.begin(ids.shape[0])
+        self.cache.begin(ids.shape[0], tree)
         output = self._decoder(
             input_ids=ids[None],
             attention_mask=self._masks(),

@@ -36,6 +36,10 @@ class KvRows(Protocol):
         """Bring rows ``start`` to ``end`` to the front."""
         ...
 
+    def arrange(self, place: Place, order: torch.Tensor) -> None:
+        """Bring rows of a place, numbered from its start, to its front."""
+        ...
+
 
 class KvMaker(Protocol):
     """Makes the buffers of a layer; ``cleared`` ones hold zeros."""
@@ -82,6 +86,11 @@ class PlainRows:
         for buffer in self._buffers:
             buffer[:, :, : end - start] = buffer[:, :, start:end].clone()
 
+    def arrange(self, place: Place, order: torch.Tensor) -> None:
+        """Through a copy."""
+        for buffer in self._buffers:
+            _put(buffer, _front(place, len(order)), _rows(buffer, place).index_select(2, order))
+
 
 class Int8Rows:
     """Eight bits per number and a scale per row and head.
@@ -125,10 +134,23 @@ class Int8Rows:
         for buffer in (*self._buffers, *self._scales):
             buffer[:, :, : end - start] = buffer[:, :, start:end].clone()
 
+    def arrange(self, place: Place, order: torch.Tensor) -> None:
+        """As they were stored."""
+        for buffer in (*self._buffers, *self._scales):
+            _put(buffer, _front(place, len(order)), _rows(buffer, place).index_select(2, order))
+
 
 def kv_maker(bits: int | None) -> KvMaker:
     """The rows for 8 or 16 bits; None is 16."""
     return Int8Rows if bits == 8 else PlainRows
+
+
+def _front(place: Place, rows: int) -> Place:
+    return slice(place.start, place.start + rows) if isinstance(place, slice) else place[:rows]
+
+
+def _rows(buffer: torch.Tensor, place: Place) -> torch.Tensor:
+    return buffer[:, :, place] if isinstance(place, slice) else buffer.index_select(2, place)
 
 
 def _put(buffer: torch.Tensor, place: Place, rows: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from .torch_embedding import Embedding
 from .torch_linear import Linear, tensor_bytes
 from .torch_rope import RopeTable, rotate
 from .torch_target import TargetShape
+from .torch_tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,10 @@ class LeanTarget:
         self._rope = rope
         self._states: dict[int, torch.Tensor] = {}
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, tree: Tree | None = None) -> torch.Tensor:
         """Final states ``[rows, hidden]`` of ids that follow the cache; K/V rows are written."""
         weights, cache, eps = self._weights, self.cache, self._weights.eps
-        cache.begin(ids.shape[0])
+        cache.begin(ids.shape[0], tree)
         cos, sin = cache.take(self._rope.cos), cache.take(self._rope.sin)
         masks = {key: cache.mask(*key) for key in {(s.window, s.groups) for s in self.shape.layers}}
         width = (self.shape.hidden_size,)

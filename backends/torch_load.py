@@ -205,6 +205,7 @@ def open_pair(
         context=context,
         stop_ids=stop_ids(target_dir, [config.eos_token_id], shape.vocab_size),
         versions=_versions(quantiser),
+        branching=target.cache.branching,
         kernels=_kernels(device, target, quantiser, options, halved=halved),
     )
     backend = TorchBackend(info, target, draft, runner)

@@ -16,8 +16,9 @@ from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs, Key
-from .torch_probs import Drafted
+from .torch_probs import Drafted, Lattice
 from .torch_target import Target
+from .torch_tree import Tree, dependent, descend, grow, independent
 
 _ANY_BUCKET = 0
 """For writes, which read no K/V."""
@@ -57,6 +58,26 @@ class DeviceRound:
         scores = history.adjust(scores, anchor)
         drafted = self._chosen(draft, scores, states, anchor, chooser)
         return torch.cat((anchor, drafted.ids)), drafted
+
+    def branch(self, anchor: torch.Tensor, count: int) -> Tree:
+        """The tree of ``count`` drafted ids behind an anchor ``[1]``."""
+        draft = self._draft
+        assert draft is not None
+        slots = min(count, draft.config.block_size - 1)
+        key = _key("tree", count + 1, draft.context.bucket_for(slots + 1))
+        grown = partial(self._grown, draft, slots, count)
+        return Tree(*self._graphs.run(key, grown, anchor))
+
+    def descend(self, tree: Tree) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Verify a tree: accepted, next and depth, then ids and their rows in the tree, the
+        accepted ones first, as one vector; tapped states in that order, which the cache has too.
+        """
+        rows = len(tree.ids)
+        key = _key("descend", rows, self._target.cache.bucket_for(rows))
+        outcome, *features = self._graphs.run(
+            key, self._descended, tree.ids, tree.parents, tree.depths, tree.sees
+        )
+        return outcome, features[0] if features else None
 
     def verify(
         self,
@@ -101,6 +122,28 @@ class DeviceRound:
         else:
             ids = self._chosen(draft, draft.spread(scores), states, anchor, self._greedy).ids
         return (torch.cat((anchor, ids)),)
+
+    def _grown(
+        self, draft: TorchDraft, slots: int, count: int, anchor: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        states = draft.slots(anchor, slots)
+        scores = draft.scores(states)
+        if draft.selector is None:
+            lattice = independent(scores, count)
+            lattice = Lattice(draft.named(lattice.candidates), lattice.scores)
+        else:
+            lattice = dependent(draft.selector.lattice(draft.spread(scores), states, anchor))
+        tree = grow(anchor, lattice, count)
+        return tree.ids, tree.parents, tree.depths, tree.sees
+
+    def _descended(self, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        tree = Tree(*parts)
+        target = self._target
+        states = target.forward(tree.ids, tree)
+        figures, order = descend(tree, self._greedy.pick(target.logits(states)))
+        target.cache.arrange(order)
+        outcome = torch.cat((figures, tree.ids[order], order))
+        return (outcome,) if self._draft is None else (outcome, target.features()[order])
 
     def _slots(
         self, draft: TorchDraft, count: int, anchor: torch.Tensor

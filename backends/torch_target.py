@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from .torch_cache import TargetCache
+from .torch_tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Target(Protocol):
         """What it remembers of the rows before."""
         ...
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Final states ``[rows, hidden]`` of ids that follow the cache.
+    def forward(self, ids: torch.Tensor, tree: Tree | None = None) -> torch.Tensor:
+        """Final states ``[rows, hidden]`` of ids that follow the cache, or of a tree's.
 
         The rows count only after ``cache.advance``.
         """

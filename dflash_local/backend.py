@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dflash_local.branches import Branches
 from dflash_local.sampling import SamplingParams
 
 
@@ -28,7 +29,7 @@ class BackendInfo:
     """``none``, ``nf4``, ``int8`` or the MLX layout, for example ``4-bit g32``."""
     vocab_size: int
     block_size: int
-    """Most rows in one verify, the anchor included: the trained block; 1 without a draft."""
+    """The trained block, the anchor included: most ids that a round can emit; 1 without a draft."""
     context: int
     """Positions that the target's cache can hold."""
     stop_ids: tuple[int, ...]
@@ -36,6 +37,13 @@ class BackendInfo:
     versions: tuple[tuple[str, str], ...] = ()
     kernels: tuple[str, ...] = ()
     """Kernels and fallbacks in use, in words, for ``doctor`` and the bench report."""
+    branching: bool = False
+    """Whether drafts may be trees."""
+
+    def rows(self, sampling: SamplingParams) -> int:
+        """Most rows in one verify: a path has those of the trained block, a tree twice as many."""
+        branches = self.branching and sampling.branches and self.block_size > 1
+        return 2 * self.block_size if branches else self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class Verdict:
     """What one verify decided."""
 
     drafted: tuple[int, ...]
-    """The ids that the draft really proposed, rejected ones included."""
+    """The ids that the draft really proposed, rejected ones included; of a tree the accepted ones
+    come first."""
     accepted: int
     """How many of them, from the front, the target accepted."""
     next: int
@@ -52,6 +61,8 @@ class Verdict:
     """Time of the draft pass, where the device can tell it exactly; else None."""
     verify_ms: float | None = None
     """Time of the verify pass, where the device can tell it exactly; else None."""
+    branches: Branches | None = None
+    """How the draft branched; None where each id followed the one before."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -146,8 +157,9 @@ class Backend(Protocol):
     def propose(self, pending: int, count: int) -> Proposal:
         """Draft ``count`` ids after ``pending``, the newest token, which is in no cache.
 
-        0 skips the draft. The result may be lazy. A proposal that is never verified is dropped
-        without effect. The caller keeps ``count`` below the block size and
+        0 skips the draft. Where the sampling lets it, the ids may be a tree instead of a path: the
+        likeliest continuations of the anchor. The result may be lazy. A proposal that is never
+        verified is dropped without effect. The caller keeps ``count`` below ``info.rows`` and
         ``position + count + 1`` within the context.
         """
         ...

@@ -14,7 +14,9 @@ from statistics import median
 from dflash_local.bench import in_turn, tau, tok_s
 from dflash_local.bench_setup import Setup, Spread
 from dflash_local.bench_topics import Prompts
+from dflash_local.costs import measured_counts
 from dflash_local.engine import Engine, Reply
+from dflash_local.sampling import SamplingParams
 
 Answered = list[list[list[Reply]]]
 """Per pass and text the replies in the order of the widths."""
@@ -89,7 +91,8 @@ def run_sweep(
     """
     prompts = [prompt for given in sets.values() for prompt in given]
     setup = Setup.of(engine, prompts, max_tokens, thinking)
-    blocks: list[int | None] = [None, 0, *range(2, engine.info.block_size + 1)]
+    counts = measured_counts(engine.info.rows(SamplingParams()))
+    blocks: list[int | None] = [None, 0, *(count + 1 for count in counts if count)]
     total = len(prompts) * (1 + repeats)
     done = 0
 

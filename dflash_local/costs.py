@@ -14,6 +14,7 @@ from time import perf_counter
 
 from dflash_local import paths
 from dflash_local.backend import Backend
+from dflash_local.sampling import SamplingParams
 from dflash_local.whole_file import write_whole
 
 _CONTEXT = 32
@@ -24,7 +25,7 @@ _LEAST, _MOST, _SECONDS = 5, 15, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Milliseconds of a whole round that drafts 0, 1, .. ``block_size - 1`` ids."""
+    """Milliseconds of a whole round that drafts 0, 1, .. ids, one less than it has rows."""
 
     ms: tuple[float, ...]
 
@@ -32,12 +33,16 @@ class Costs:
         if not self.ms or not all(0.0 < value < 1e7 for value in self.ms):
             raise ValueError(f"not the costs of a round: {self.ms}")
 
+    def of(self, rows: int) -> Costs:
+        """Those of rounds of at most so many rows."""
+        return Costs(self.ms[: max(1, rows)])
 
-def measured_counts(block_size: int) -> tuple[int, ...]:
+
+def measured_counts(rows: int) -> tuple[int, ...]:
     """The counts worth timing: few where rounds are many, all of them up to 6, as kernels that take
     so many rows at once cost far more for one row more."""
     ladder = (0, 1, 2, 3, 4, 5, 6, 8, 11, 15, 23, 31)
-    return tuple(sorted({c for c in ladder if c < block_size} | {block_size - 1}))
+    return tuple(sorted({c for c in ladder if c < rows} | {rows - 1}))
 
 
 def interpolated(points: Sequence[tuple[int, float]], size: int) -> tuple[float, ...]:
@@ -57,11 +62,13 @@ def measure(backend: Backend) -> Costs:
     The middle one of several is taken: a moment's work of others does not move it, and it is nearer
     than the least to what rounds take in the long run, which counts against a plain step's.
     """
-    info = backend.info
-    context = max(1, min(_CONTEXT, info.context - info.block_size))
-    counts = [c for c in measured_counts(info.block_size) if context + c + 1 <= info.context]
+    info, greedy = backend.info, SamplingParams()
+    backend.configure(greedy)
+    rows = info.rows(greedy)
+    context = max(1, min(_CONTEXT, info.context - rows))
+    counts = [c for c in measured_counts(rows) if context + c + 1 <= info.context]
     if not counts:  # room for one token: nothing will ever be drafted
-        return Costs((1.0,) * info.block_size)
+        return Costs((1.0,) * rows)
     times: dict[int, list[float]] = {count: [] for count in counts}
     _pass(backend, counts, context)  # the first run of a shape also pays for its preparation
     begun = perf_counter()
@@ -72,7 +79,7 @@ def measure(backend: Backend) -> Costs:
             times[count].append(ms)
     backend.rewind(0)
     middle = {count: median(taken) for count, taken in times.items()}
-    return Costs(interpolated(undisturbed(middle), info.block_size))
+    return Costs(interpolated(undisturbed(middle), rows))
 
 
 def _pass(backend: Backend, counts: Sequence[int], context: int) -> list[tuple[int, float]]:
@@ -108,7 +115,7 @@ def costs_of(backend: Backend, folder: Path | None = None) -> Costs:
     file = (folder or costs_folder()) / f"{_key(backend)}.json"
     try:
         remembered = Costs(tuple(map(float, json.loads(file.read_text(encoding="utf-8"))["ms"])))
-        if len(remembered.ms) == backend.info.block_size:
+        if len(remembered.ms) == backend.info.rows(SamplingParams()):
             return remembered
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass  # missing or damaged: measure again

@@ -141,9 +141,8 @@ class Engine:
         self.info: BackendInfo = outcome.backend.info
         self.costs = outcome.costs
         """What rounds cost here; None where the width does not follow it."""
-        self._width = (
-            FixedWidth(self.info.block_size - 1) if self.costs is None else AutoWidth(self.costs)
-        )
+        self._widths: dict[int, Width] = {}
+        """By the most rows of a verify: what a tree yields says little of a path."""
 
     def prompt(
         self, messages: Sequence[Message] | Sequence[int] | str, thinking: bool | None = None
@@ -257,16 +256,18 @@ class Engine:
     # -- the caller's side
 
     def _chosen_width(self, block: int | None, sampling: SamplingParams) -> Width:
+        rows = self.info.rows(sampling)
         if block is None:
             # What pays depends on the clock, and drafted ids on the width: a seeded answer that
             # is to be the same again keeps to one width.
             seeded = sampling.seed is not None and not sampling.greedy
-            return FixedWidth(self.info.block_size - 1) if seeded else self._width
-        if block < 0 or block > max(1, self.info.block_size):
+            if self.costs is None or seeded:
+                return FixedWidth(self.info.block_size - 1)
+            return self._widths.setdefault(rows, AutoWidth(self.costs.of(rows)))
+        if block < 0 or block > max(1, rows):
             raise OptionError(
-                f"A block of {block} rows is asked for, the draft was trained for "
-                f"{self.info.block_size}.",
-                f"Give 0 (plain decoding) to {self.info.block_size}.",
+                f"A block of {block} rows is asked for, this pair takes {rows} at most.",
+                f"Give 0 (plain decoding) to {rows}.",
             )
         return FixedWidth(max(0, block - 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_local.branches import Branches
 from dflash_local.stats import StatsSummary
 
 Origin = Literal["first", "draft", "correction", "bonus", "plain"]
@@ -50,6 +51,20 @@ class Round:
     """Target positions in the cache after the round."""
     parked: bool = False
     """Nothing was drafted because drafting does not pay here at the moment."""
+    branches: Branches | None = None
+    """How the draft branched; None where each id followed the one before."""
+
+    @property
+    def depth(self) -> int:
+        """Most ids that could have been accepted."""
+        return self.drafted if self.branches is None else self.branches.depth
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Which of the drafted ids were accepted, by the draft's order of likelihood, from 1."""
+        if self.branches is None:
+            return tuple(range(1, self.accepted + 1))
+        return self.branches.ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,11 @@ class _Answer:
 
 def _origins(verdict: Verdict) -> tuple[Origin, ...]:
     """Where each id of a verdict comes from."""
-    drafted = len(verdict.drafted)
     last: Origin = "plain"
-    if drafted:
-        last = "bonus" if verdict.accepted == drafted else "correction"
+    if verdict.drafted:
+        branches = verdict.branches
+        most = len(verdict.drafted) if branches is None else branches.depth
+        last = "bonus" if verdict.accepted == most else "correction"
     accepted: list[Origin] = ["draft" for _ in range(verdict.accepted)]
     return (*accepted, last)
 
@@ -109,7 +110,7 @@ def generate(
     """
     started = perf_counter()
     info = backend.info
-    total, reused = len(prompt), backend.position
+    total, reused, rows = len(prompt), backend.position, info.rows(sampling)
     if not total:
         raise OptionError("The prompt is empty.", "Give at least one token.")
     if total > info.context:
@@ -138,9 +139,9 @@ def generate(
         )
 
     def count() -> int:
-        """Ids to draft next: the wish, within the block, the answer's limit and the context."""
+        """Ids to draft next: the wish, within the rows, the answer's limit and the context."""
         room = answer.room()
-        most = min(info.block_size, info.context - backend.position) - 1
+        most = min(rows, info.context - backend.position) - 1
         return max(0, min(width.next(backend.position), most, most if room is None else room))
 
     yield Prefill(reused, total, reused)
@@ -192,6 +193,7 @@ def generate(
             verify_ms=verdict.verify_ms,
             position=backend.position,
             parked=width.parked and not verdict.drafted,
+            branches=verdict.branches,
         )
         stats.add(round_)
         width.observe(round_)

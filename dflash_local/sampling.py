@@ -48,6 +48,9 @@ class SamplingParams:
     many are accepted, never the distribution of the text. None is the target's own."""
     acceptance: Acceptance = "rejection"
     """How a sampled draft is tested; ``compare`` is as exact, accepts less, and is for benches."""
+    branching: bool = True
+    """Draft a tree of the likeliest continuations, where the backend can and tokens are the best
+    ones; False drafts the best id of every slot. The text is the same."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     max_tokens: int | None = None
@@ -92,6 +95,10 @@ class SamplingParams:
                 if not all(isinstance(text, str) for text in listed):
                     raise OptionError(f"stop is {value!r}.", "Give strings.")
                 continue
+            if name == "branching":
+                if not isinstance(value, bool):
+                    raise OptionError(f"branching is {value!r}.", "Give True or False.")
+                continue
             if name == "acceptance" or (value is None and name in optional):
                 continue
             whole = name in ("top_k", "seed", "max_tokens")
@@ -106,6 +113,11 @@ class SamplingParams:
         Below the coldest temperature scores leave the range of fp32 when they are divided by it.
         """
         return self.temperature < _COLDEST or self.top_p == 0.0 or self.top_k == 1
+
+    @property
+    def branches(self) -> bool:
+        """Whether a draft may be a tree: what is right then depends on the row before alone."""
+        return self.branching and self.greedy and not self.penalised
 
     @property
     def drafting_temperature(self) -> float:

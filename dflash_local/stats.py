@@ -3,8 +3,8 @@
 * round: one draft and one verify; a plain step is a round with nothing drafted.
 * tau: tokens emitted per round that drafted, bonus included, first token excluded.
 * draft rate: accepted / really drafted.
-* d_i: share of the rounds with at least i drafted in which position i was accepted.
-* full blocks: share of the rounds that drafted in which everything drafted was accepted.
+* d_i: share of the rounds whose draft was at least i deep in which position i was accepted.
+* full blocks: share of the rounds that drafted in which a path as deep as the draft was accepted.
 * tok/s: emitted tokens over decode time; prefill and its token are apart. While an answer is
   written, over the last two seconds.
 * x: tok/s over the speed of plain decoding for this pair on this machine; est. until a race has
@@ -40,6 +40,16 @@ class RoundFigures(Protocol):
         ...
 
     @property
+    def depth(self) -> int:
+        """Most ids that could have been accepted: fewer than drafted where the draft branched."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Which of the drafted ids were accepted, the likeliest being 1."""
+        ...
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Ids emitted."""
         ...
@@ -67,7 +77,7 @@ class PositionRate:
     position: int
     accepted: int
     rounds: int
-    """Rounds that drafted at least this many ids: the n beside the rate."""
+    """Rounds whose draft was at least so deep: the n beside the rate."""
 
     @property
     def rate(self) -> float:
@@ -87,7 +97,7 @@ class StatsSummary:
     drafted: int = 0
     accepted: int = 0
     full_blocks: int = 0
-    """Rounds in which everything drafted was accepted."""
+    """Rounds in which as many ids were accepted as the draft was deep."""
     tau: float = 0.0
     """0 where no round drafted."""
     tok_s: float = 0.0
@@ -134,14 +144,14 @@ class DraftStats:
         if round_.drafted:
             self._drafted += round_.drafted
             self._accepted += round_.accepted
-            self._full += round_.accepted == round_.drafted
+            self._full += round_.accepted == round_.depth
             self._recent_taus.append(emitted)
         else:
             self._plain += 1
             self._plain_tokens += emitted
-        _grow(self._tried, round_.drafted)
-        _grow(self._hit, round_.drafted)
-        for index in range(round_.drafted):
+        _grow(self._tried, round_.depth)
+        _grow(self._hit, round_.depth)
+        for index in range(round_.depth):
             self._tried[index] += 1
             self._hit[index] += index < round_.accepted
         _grow(self._histogram, emitted + 1)

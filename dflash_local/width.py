@@ -144,7 +144,7 @@ class AutoWidth:
 
     def observe(self, round_: RoundFigures) -> None:
         """Count the positions that were reached, and move the width's cost towards the round's."""
-        count = round_.drafted
+        count, ranks = round_.drafted, round_.ranks
         if self._parked and count:
             rounds, tokens, spent = self._probe
             self._probe = (rounds + 1, tokens + len(round_.tokens), spent + round_.wall_ms)
@@ -160,6 +160,6 @@ class AutoWidth:
         for index in range(len(self._hits)) if count else ():
             self._hits[index] *= _MEMORY
             self._tries[index] *= _MEMORY
-            if index < count and index <= round_.accepted:
-                self._hits[index] += index < round_.accepted
-                self._tries[index] += 1.0
+            if index < count:
+                self._hits[index] += index + 1 in ranks
+                self._tries[index] += index == 0 or index in ranks

@@ -98,6 +98,7 @@ def test_every_round_is_the_references(kit: Kit, name: str, tmp_path: Path) -> N
             count=case["block_size"] - 1,
             max_tokens=case["max_new_tokens"],
             stop_ids=case["stop_token_ids"] or (),
+            branching=False,
         )
     )
     assert list(end.tokens) == case["output_ids"]

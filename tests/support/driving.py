@@ -55,9 +55,10 @@ def run(
     stop_ids: Sequence[int] = (),
     stop: Sequence[str] = (),
     prefill_slice: int = 512,
+    branching: bool = True,
 ) -> list[Event]:
     """The loop from a cold cache; text is each id in brackets."""
-    sampling = SamplingParams(max_tokens=max_tokens, stop=tuple(stop))
+    sampling = SamplingParams(max_tokens=max_tokens, stop=tuple(stop), branching=branching)
     backend.configure(sampling)
     backend.rewind(0)
     events = []

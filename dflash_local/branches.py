@@ -1,0 +1,17 @@
+"""How a draft branched: what the loop's figures need of its tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """A drafted tree, seen from the path that was accepted."""
+
+    depth: int
+    """Ids on its longest path."""
+    ranks: tuple[int, ...]
+    """Which of the drafted ids were accepted, counted from 1 in the draft's own order of
+    likelihood. A narrower tree is the front of a wider one, so these tell what it would have
+    yielded."""
