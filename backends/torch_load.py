@@ -16,6 +16,7 @@ from dflash_local.draft_config import read_draft_config
 from dflash_local.errors import OptionError
 from dflash_local.events import LoadProgress
 from dflash_local.free_memory import cpu_threads
+from dflash_local.sampling import SamplingParams
 from dflash_local.weights import check_draft, read_json, stop_ids
 
 from .torch_backend import TorchBackend
@@ -219,9 +220,12 @@ def open_pair(
 
 
 def _first_rounds(backend: TorchBackend) -> None:
-    """A plain round and a whole block, so that what cannot be captured is known from the start."""
+    """A plain round, a whole block and a tree of as many rows, so that what cannot be captured is
+    known from the start."""
+    whole = backend.info.block_size - 1
     backend.extend((0,))
-    for count in {0, backend.info.block_size - 1}:
+    for count, branching in ((0, False), (whole, False), (whole, True)):
+        backend.configure(SamplingParams(branching=branching))
         if backend.position + count + 1 < backend.info.context:
             backend.verify(backend.propose(0, count))
             backend.commit(1)

@@ -87,9 +87,8 @@ def grow(anchor: torch.Tensor, lattice: Lattice, count: int) -> Tree:
 
 def _ancestors(parents: torch.Tensor, depth: int) -> torch.Tensor:
     """Who sees whom; every product doubles how far back a row knows its ancestors."""
-    rows = len(parents)
-    known = torch.eye(rows, device=parents.device)
-    known[torch.arange(rows, device=parents.device), parents] = 1.0
+    known = torch.eye(len(parents), device=parents.device)
+    known.scatter_(1, parents[:, None], 1.0)
     reach = 1
     while reach < depth:
         known = (known @ known).clamp_(max=1.0)
@@ -104,7 +103,7 @@ def descend(tree: Tree, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     the anchor and the accepted rows to the front.
     """
     wrong = tree.ids != chosen[tree.parents]
-    wrong[:1] = False
+    wrong[:1].zero_()
     kept = ~(tree.sees & wrong).any(dim=-1)
     last = torch.where(kept, tree.depths, -1).argmax(dim=-1, keepdim=True)
     order = (~tree.sees[last][0]).long().argsort(stable=True)

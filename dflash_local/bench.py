@@ -78,6 +78,8 @@ class BenchReport:
     setup: Setup
     block: int | None
     """Rows of one verify; None: the width followed what pays."""
+    branching: bool
+    """Whether drafts were trees where they could be."""
     repeats: int
     plain: Speed
     speculative: Speed
@@ -123,6 +125,7 @@ def run(
     block: int | None = None,
     repeats: int = 1,
     thinking: bool | None = None,
+    branching: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
     """Answer every prompt both ways, greedily, from a cold cache, ``repeats`` times.
@@ -146,6 +149,7 @@ def run(
         max_tokens=max_tokens,
         repeats=repeats,
         thinking=thinking,
+        branching=branching,
         progress=progress,
     )
     passes = [[(plain, drafted) for plain, drafted in replies] for replies in answers]
@@ -155,6 +159,7 @@ def run(
     return BenchReport(
         setup=setup,
         block=block,
+        branching=branching and engine.info.branching,
         repeats=repeats,
         plain=_speed(passes, 0),
         speculative=_speed(passes, 1),
@@ -188,6 +193,7 @@ def in_turn(
     max_tokens: int,
     repeats: int,
     thinking: bool | None,
+    branching: bool = True,
     progress: Callable[[int, int], None],
 ) -> list[list[list[Reply]]]:
     """Answer each text once per pass and block, from a cold cache; every block is first in turn.
@@ -197,7 +203,7 @@ def in_turn(
     """
 
     def answer(text: str, block: int | None, tokens: int) -> Reply:
-        sampling = SamplingParams(max_tokens=tokens)
+        sampling = SamplingParams(max_tokens=tokens, branching=branching)
         return engine.complete(text, sampling, block=block, thinking=thinking, reuse=False)
 
     for block in blocks:  # a warm-up

@@ -114,7 +114,10 @@ def _bench(report: BenchReport, markdown: bool) -> list[str]:
     held += f"{_mib(report.memory.cache)} caches"
     facts = [
         ("accepted at", "  ".join(f"d{p.position} {p.rate:.0%}" for p in report.positions)),
-        ("drafts", f"{report.draft_rate:.0%} accepted"),
+        (
+            "drafts",
+            f"{'trees' if report.branching else 'paths'}, {report.draft_rate:.0%} accepted",
+        ),
         ("plain step", _split(report.plain_split)),
         ("round", _split(report.split) if report.split else "none drafted"),
         ("first token", f"{_spread(report.first_token_ms, 0, True)} ms"),

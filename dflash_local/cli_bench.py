@@ -20,6 +20,7 @@ from dflash_local.cli_load import (
     load_arguments,
     open_engine,
     thinking_arguments,
+    tree_argument,
 )
 from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
@@ -51,6 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)"
     )
     block_argument(parser)
+    tree_argument(parser)
     parser.add_argument(
         "--sweep", action="store_true", help="auto against every fixed width, plain included"
     )
@@ -110,6 +112,8 @@ def _check(args: argparse.Namespace) -> None:
         raise OptionError("--sweep tries every block.", "Leave --block out.")
     if args.repeats != 1 and (args.depths or sampled):
         raise OptionError(f"--repeats does not go with {chosen_modes[0]}.", "Leave it out.")
+    if not args.branching and chosen_modes:
+        raise OptionError(f"--no-tree does not go with {chosen_modes[0]}.", "Leave it out.")
     if args.repeats < 1:
         raise OptionError(f"--repeats is {args.repeats}.", "Give 1 or more.")
     if args.max_tokens < 1:
@@ -156,6 +160,7 @@ def _report(engine: Engine, args: argparse.Namespace) -> Report:
         block=args.block,
         repeats=args.repeats,
         thinking=args.think,
+        branching=args.branching,
         progress=_show,
     )
 

@@ -80,6 +80,16 @@ def block_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def tree_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare how drafts may look."""
+    parser.add_argument(
+        "--no-tree",
+        dest="branching",
+        action="store_false",
+        help="draft one path, the best id of every slot, instead of the likeliest continuations",
+    )
+
+
 def thinking_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare whether templates that know thinking switch it on; their default where neither."""
     thinking = parser.add_mutually_exclusive_group()
@@ -148,6 +158,7 @@ def sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--frequency-penalty", type=float, default=default.frequency_penalty, metavar="X"
     )
+    tree_argument(parser)
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="may be repeated"
     )
@@ -171,4 +182,5 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
         frequency_penalty=args.frequency_penalty,
         stop=tuple(args.stop),
         max_tokens=args.max_tokens,
+        branching=args.branching,
     )

@@ -19,7 +19,10 @@ from .prompts import Asked
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Acceptance over the held-out prompts, greedy, in the draft's whole block."""
+    """Acceptance over the held-out prompts, greedy, in the draft's whole block.
+
+    Of paths: they show what the draft itself is worth, trees yield more from the same draft.
+    """
 
     prompts: int
     max_tokens: int
@@ -39,7 +42,7 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Worth:
     """Answer every prompt with the draft in ``draft``."""
-    sampling = SamplingParams(max_tokens=max_tokens)
+    sampling = SamplingParams(max_tokens=max_tokens, branching=False)
     replies: list[Reply] = []
     with load(target, draft=draft, backend="torch") as engine:
         block = engine.info.block_size

@@ -147,10 +147,15 @@ def test_waiting_features_are_bounded(open_backend: Opener) -> None:
     assert most <= 600 if backend.info.backend == "scripted" else most <= 256
 
 
+@pytest.mark.parametrize("branching", [False, True], ids=["paths", "trees"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_the_loop_gives_plain_ids_at_every_width(backend: Backend, count: int) -> None:
+def test_the_loop_gives_plain_ids_at_every_width(
+    backend: Backend, count: int, branching: bool
+) -> None:
     truth = plain(backend, PROMPT, 60)
-    assert done(run(backend, count=count, max_tokens=60)).tokens == tuple(truth)
+    assert done(run(backend, count=count, max_tokens=60, branching=branching)).tokens == tuple(
+        truth
+    )
 
 
 def test_the_block_shrinks_to_the_context(open_backend: Opener) -> None:

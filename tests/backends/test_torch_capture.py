@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from dflash_local.backends.torch_backend import TorchBackend  # noqa: E402
 from dflash_local.backends.torch_graphs import Graphs  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
+from dflash_local.sampling import SamplingParams  # noqa: E402
 from tests.support.draft_files import v2_pair  # noqa: E402
 from tests.support.driving import PROMPT  # noqa: E402
 from tests.support.kits import Options  # noqa: E402
@@ -79,8 +80,12 @@ class CountReads(TorchFunctionMode):
 @each_family
 @each_draft
 @pytest.mark.parametrize("fixed", [False, True], ids=["views", "fixed"])
-def test_a_round_reads_the_device_once(family: str, make: Any, fixed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("branching", [False, True], ids=["paths", "trees"])
+def test_a_round_reads_the_device_once(
+    family: str, make: Any, fixed: bool, branching: bool, tmp_path: Path
+) -> None:
     backend = opened(family, make, tmp_path, fixed=fixed)
+    backend.configure(SamplingParams(branching=branching))
     backend.extend(PROMPT)
     with CountReads() as counting:
         pending = backend.sample()
@@ -146,6 +151,15 @@ def test_a_hundred_rounds_are_the_same_work(
     check_hundred_rounds(opened(family, make, tmp_path, fixed=True), monkeypatch)
 
 
+@each_draft
+def test_a_hundred_trees_are_the_same_work(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened("qwen3", make, tmp_path, fixed=True)
+    backend.configure(SamplingParams())
+    check_hundred_rounds(backend, monkeypatch, kinds=("tree", "descend"))
+
+
 def test_options_that_save_memory_keep_it_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +169,10 @@ def test_options_that_save_memory_keep_it_so(
 
 
 def check_hundred_rounds(
-    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, draft_bucket: int = 512
+    backend: TorchBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    draft_bucket: int = 512,
+    kinds: tuple[str, str] = ("draft", "verify"),
 ) -> None:
     first: dict[Any, list[Any]] = {}
     outputs: dict[Any, set[tuple[int, ...]]] = defaultdict(set)
@@ -186,8 +203,8 @@ def check_hundred_rounds(
         backend.commit(1 + index % 4)
         pending = verdict.next
     # All ran at one key each, except that as many kinds of context writes as kept rows.
-    assert {kind for kind, _, _ in rounds} == {"draft", "verify", "context"}
-    assert rounds[("draft", 4, draft_bucket)] == rounds[("verify", 4, 512)] == 100
+    assert {kind for kind, _, _ in rounds} == {*kinds, "context"}
+    assert rounds[(kinds[0], 4, draft_bucket)] == rounds[(kinds[1], 4, 512)] == 100
     assert sum(count for (kind, _, _), count in rounds.items() if kind == "context") == 100
     for key in rounds:
         assert len(first[key]) > 10, key

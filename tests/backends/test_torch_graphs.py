@@ -223,14 +223,15 @@ def test_a_failed_capture_falls_back_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("make", "window", "count"),
-    [(loop_pair, None, 520), (v2_pair, 24, 300)],
+    ("make", "window", "count", "branching"),
+    [(loop_pair, None, 520, True), (v2_pair, 24, 300, False)],
     ids=["two buckets", "a ring that wraps"],
 )
 def test_replayed_rounds_give_the_same_ids(
     make: Callable[[Path], tuple[Path, Path]],
     window: int | None,
     count: int,
+    branching: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,7 +242,7 @@ def test_replayed_rounds_give_the_same_ids(
     options = Options(context=1200, draft_window=window)
     stock = open_pair(target, draft, options, lambda step: None)
     truth = plain(stock, PROMPT, count)
-    ends = [done(run(stock, max_tokens=count))]
+    ends = [done(run(stock, max_tokens=count, branching=branching))]
     capture_on_the_cpu(monkeypatch)
     backend = open_pair(target, draft, options, lambda step: None, graphs=True)
     assert backend.info.kernels[-1] == "CUDA graphs"
@@ -249,7 +250,7 @@ def test_replayed_rounds_give_the_same_ids(
     for owner, name in ((LeanTarget, "forward"), (TorchDraft, "hidden"), (TorchDraft, "project")):
         _count_calls(owner, name, calls, monkeypatch)
     before = RecordedGraph.replays
-    ends.append(done(run(backend, max_tokens=count)))
+    ends.append(done(run(backend, max_tokens=count, branching=branching)))
     assert ends[1].tokens == ends[0].tokens == tuple(truth)
     assert ends[1].stats.accepted == ends[0].stats.accepted > 15
     # Two buckets, a few numbers of kept rows, each run once and captured once; and the prefill.

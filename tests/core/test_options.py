@@ -120,10 +120,11 @@ PLACES: dict[str, tuple[str, str, Any]] = {
     "--draft": ("/some/draft", "draft", "/some/draft"),
     "--backend": ("mlx", "backend", "mlx"),
 }
-GENERATE = {"--plain", "--block", "--think", "--no-think", "--system", "--json"}
+GENERATE = {"--plain", "--block", "--no-tree", "--think", "--no-think", "--system", "--json"}
 BENCH = {
     *("--prompts", "--set", "--repeats", "--max-tokens", "--block", "--sweep", "--depths"),
     *("--temperature", "--seed", "--think", "--no-think", "--json", "--markdown", "--plot"),
+    "--no-tree",
 }
 
 
@@ -148,7 +149,16 @@ def test_every_flag_of_bench_is_tested_here() -> None:
 
 def test_every_field_of_the_sampling_has_a_flag() -> None:
     names = {f.name for f in fields(SamplingParams)}
-    assert {name for _, name, _ in SAMPLING.values()} == names - {"acceptance"}
+    assert {name for _, name, _ in SAMPLING.values()} == names - {"acceptance", "branching"}
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["bench", "--prompts", "1"]])
+@pytest.mark.parametrize("asked", [[], ["--no-tree"]])
+def test_paths_are_drafted_where_asked_for(
+    seen: Seen, command: list[str], asked: list[str]
+) -> None:
+    assert cli.main([*command, *asked]) == 0
+    assert {sampling.branching for sampling in seen.sampling} == {not asked}
 
 
 def test_every_field_of_the_load_options_is_tested_here() -> None:
