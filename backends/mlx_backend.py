@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
+from dflash_local.branches import Branches
 from dflash_local.errors import EngineError
 from dflash_local.sampling import SamplingParams
 
@@ -18,6 +19,7 @@ from .mlx_host import read_float, read_ints, submit, wait
 from .mlx_penalties import MlxPenalties
 from .mlx_probs import Drafted
 from .mlx_target import Target
+from .mlx_tree import Tree, descend
 from .penalty_history import PenaltyHistory
 
 PENDING_ROWS = 256
@@ -36,6 +38,8 @@ class MlxProposal:
     pending: int
     drafted: Drafted | None
     count: int
+    tree: Tree | None = None
+    """In place of ``drafted``, where the draft branched."""
 
     @property
     def rows(self) -> int:
@@ -71,7 +75,7 @@ class MlxBackend:
         self._pending: list[mx.array] = []
         self._last: mx.array | None = None
         self._block: _Block | None = None
-        self._broken = False
+        self._broken = self._branching = False
         self._weights = target.bytes
 
     @property
@@ -94,6 +98,7 @@ class MlxBackend:
     def configure(self, sampling: SamplingParams) -> None:
         """Set how ids are chosen, and reseed."""
         self._chooser = chooser(sampling)
+        self._branching = self._info.branching and sampling.branches
         self._penalties.configure(sampling)
 
     def rewind(self, position: int) -> int:
@@ -147,6 +152,10 @@ class MlxBackend:
         anchor = mx.array([pending], dtype=mx.int32)
         with self._or_broken():
             self._project(self._draft)
+            if self._branching and count > 1:
+                tree = self._draft.branch(anchor, count)
+                submit(tree.ids, tree.sees)
+                return MlxProposal(pending, None, count, tree)
             drafted = self._draft.propose(anchor, count, self._chooser, self._penalties.adjust)
             submit(drafted.ids)
         return MlxProposal(pending, drafted, count)
@@ -155,6 +164,8 @@ class MlxBackend:
         """One target pass; acceptance is part of it, and its result is the one thing waited for."""
         assert isinstance(proposal, MlxProposal)
         self._check_whole()
+        if proposal.tree is not None:
+            return self._descend(proposal.tree)
         ids = mx.array([proposal.pending], dtype=mx.int32)
         if proposal.drafted is not None:
             ids = mx.concatenate([ids, proposal.drafted.ids])
@@ -162,13 +173,32 @@ class MlxBackend:
             result = self._target.forward(ids, revocable=True)
             logits = self._penalties.adjust(self._target.logits(result.hidden), ids)
             outcome = mx.concatenate([self._chooser.judge(logits, proposal.drafted), ids])
-            # Submitted with the outcome, so that the state is ready when the next round begins.
-            state = self._target.history.arrays()
-            submit(outcome, *([] if result.features is None else [result.features]), *state)
-            accepted, chosen, *block = read_ints(outcome)
+            accepted, chosen, *block = self._read(outcome, result.features)
             self._block = _Block(tuple(block), result.features)
-            self._last = None
         return Verdict(tuple(block[1:]), accepted, chosen)
+
+    def _descend(self, tree: Tree) -> Verdict:
+        """The same for a tree, whose accepted rows come first afterwards."""
+        with self._or_broken():
+            result = self._target.forward(tree.ids, revocable=True, tree=tree)
+            chosen = self._chooser.pick(self._target.logits(result.hidden))
+            figures, order = descend(tree, chosen)
+            features = None if result.features is None else result.features[order]
+            outcome = mx.concatenate([figures, tree.ids[order], order])
+            accepted, following, depth, *rest = self._read(outcome, features)
+            block, kept = tuple(rest[: tree.rows]), rest[tree.rows :][: accepted + 1]
+            self._target.gather(kept)
+            self._block = _Block(block, features)
+        branches = Branches(depth, tuple(kept[1:]))
+        return Verdict(block[1:], accepted, following, branches=branches)
+
+    def _read(self, outcome: mx.array, features: mx.array | None) -> list[int]:
+        """Wait for a round's outcome. What it leaves is submitted with it, so that the state is
+        ready when the next round begins."""
+        state = self._target.history.arrays()
+        submit(outcome, *([] if features is None else [features]), *state)
+        self._last = None
+        return read_ints(outcome)
 
     def commit(self, keep: int) -> None:
         """Keep the first rows of the block; their features become draft context."""

@@ -74,6 +74,16 @@ class FullCache:
         """What ``rows`` causal queries behind the cache see."""
         return None if rows == 1 else "causal"
 
+    def rewrite(self, position: int, keys: mx.array, values: mx.array) -> None:
+        """Put rows in the place of those written at ``position`` and behind it."""
+        assert self._keys is not None
+        assert self._values is not None
+        if self._packs:
+            keys, values = packed(keys), packed(values)
+        end = position + keys.shape[2]
+        self._keys[..., position:end, :] = keys
+        self._values[..., position:end, :] = values
+
     def commit(self, length: int) -> None:
         """Count only the first ``length`` rows."""
         self.offset = length

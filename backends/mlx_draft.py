@@ -22,6 +22,7 @@ from .mlx_draft2 import Convolution, Selector
 from .mlx_host import wait
 from .mlx_linear import Linear, linear
 from .mlx_probs import Drafted
+from .mlx_tree import Tree, dependent, grow, independent
 
 Rows = Callable[[mx.array], mx.array]
 Adjust = Callable[[mx.array, mx.array | None], mx.array]
@@ -42,6 +43,10 @@ class Draft(Protocol):
 
     def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
         """``count`` ids after ``anchor``, an id of shape ``[1]`` right behind the context."""
+        ...
+
+    def branch(self, anchor: mx.array, count: int) -> Tree:
+        """A tree of ``count`` ids behind ``anchor``."""
         ...
 
     def crop(self, length: int) -> None:
@@ -151,6 +156,14 @@ class MlxDraft:
         if self.selector is None:
             return chooser.draft(scores)
         return chooser.path(self.selector.lattice(scores, states, anchor))
+
+    def branch(self, anchor: mx.array, count: int) -> Tree:
+        """The ``count`` likeliest continuations of ``anchor``."""
+        states = self.slots(anchor, min(count, self.config.block_size - 1))
+        scores = self.scores(states)
+        if self.selector is None:
+            return grow(anchor, independent(scores, count), count)
+        return grow(anchor, dependent(self.selector.lattice(scores, states, anchor)), count)
 
     def slots(self, anchor: mx.array, count: int) -> mx.array:
         """States ``[count, hidden]`` of the slots behind ``anchor``, an id of shape ``[1]``."""

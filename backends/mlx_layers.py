@@ -20,6 +20,8 @@ from .mlx_delta import DeltaCache, delta_layer, is_delta
 from .mlx_gemma4 import gemma4_layers
 from .mlx_history import History
 from .mlx_target import Pass
+from .mlx_tree import Tree
+from .mlx_tree_rows import TreeRows, take_trees
 
 _STACKS = {
     "gpt_oss",
@@ -71,29 +73,39 @@ class LayeredTarget:
         embedding = self._trunk.embed_tokens.weight
         self.embedding_rows: int = embedding.shape[0]
         self.history = History(self._make_caches)
+        self._tree: list[TreeRows] = []
+        """The layers' caches under the last tree."""
+        self.branching = self.model_type in _STACKS and self.history.trimmable
+        if self.branching:
+            take_trees(self._layers)
 
     @property
     def depth(self) -> int:
         """Number of layers."""
         return len(self._layers)
 
-    def forward(self, ids: mx.array, *, revocable: bool = False) -> Pass:
-        """Run ids ``[rows]`` behind the caches.
+    def forward(self, ids: mx.array, *, revocable: bool = False, tree: Tree | None = None) -> Pass:
+        """Run ids ``[rows]``, a tree's or one behind the other, behind the caches.
 
         The rows count only after ``history.commit`` or ``history.advance``; to commit fewer than
         all of them they must be ``revocable``.
         """
-        caches = self.history.layers
+        caches: Sequence[Any] = self.history.layers
         masks: dict[type[Any], mx.array | str | None] = {
             type(cache): cache.mask(ids.shape[0])
             for cache in caches
             if isinstance(cache, FullCache | WindowCache)
         }
+        if tree is not None:
+            past = mx.ones((tree.rows, self.history.position), dtype=mx.bool_)
+            masks[TreeRows] = mx.concatenate([past, tree.sees], axis=-1)
+            positions = self.history.position + tree.depths
+            caches = self._tree = [TreeRows(cache, positions) for cache in caches]
         x = self.embed(ids)[None]
         if self.model_type in _GEMMA4:
             states = gemma4_layers(self._trunk, ids[None], x, caches, masks)
         else:
-            states = self._stack(x, masks, revocable)
+            states = self._stack(x, caches, masks, revocable)
         kept: dict[int, mx.array] = {}
         for index, x in enumerate(states):
             if index in self._taps:
@@ -103,11 +115,24 @@ class LayeredTarget:
             features = mx.concatenate([kept[layer] for layer in self._taps], axis=-1)
         return Pass(self._trunk.norm(x)[0], features)
 
+    def gather(self, rows: Sequence[int]) -> None:
+        """Bring these rows of the last tree to the front of what it wrote."""
+        misplaced = [at for at, row in enumerate(rows) if at != row]
+        if misplaced:
+            index = mx.array(list(rows[misplaced[0] :]), dtype=mx.int32)
+            for layer in self._tree:
+                layer.gather(misplaced[0], index)
+        self._tree = []
+
     def _stack(
-        self, x: mx.array, masks: Mapping[type[Any], mx.array | str | None], revocable: bool
+        self,
+        x: mx.array,
+        caches: Sequence[Any],
+        masks: Mapping[type[Any], mx.array | str | None],
+        revocable: bool,
     ) -> Iterator[mx.array]:
         """Each layer's output in turn, one layer after the other."""
-        for layer, cache in zip(self._layers, self.history.layers, strict=True):
+        for layer, cache in zip(self._layers, caches, strict=True):
             if isinstance(cache, DeltaCache):
                 x = delta_layer(layer, x, cache, revocable=revocable)
             else:

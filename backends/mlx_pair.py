@@ -88,6 +88,7 @@ def open_mlx(
         ),
         versions=(("mlx", version("mlx")), ("mlx-lm", version("mlx-lm"))),
         kernels=_kernels(target, draft, options),
+        branching=target.branching,
     )
     return MlxBackend(target, draft, info, cache_limit=_cache_limit())
 

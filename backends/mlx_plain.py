@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_p
 
 from .mlx_history import History
 from .mlx_target import Pass
+from .mlx_tree import Tree
 
 
 class LibraryCaches:
@@ -65,12 +66,21 @@ class PlainTarget:
         self.bytes = sum(a.nbytes for a in weights)
         self.dtype: mx.Dtype = next(a.dtype for a in weights if mx.issubdtype(a.dtype, mx.floating))
 
-    def forward(self, ids: mx.array, *, revocable: bool = False) -> Pass:
+    @property
+    def branching(self) -> bool:
+        """Never: there is no draft."""
+        return False
+
+    def forward(self, ids: mx.array, *, revocable: bool = False, tree: Tree | None = None) -> Pass:
         """Run ids behind the caches; ``revocable`` is possible for one row only."""
+        assert tree is None
         assert not revocable or ids.shape[0] == 1
         logits = self._model(ids[None], cache=self._caches.parts)[0]
         self._caches.offset += ids.shape[0]
         return Pass(logits, None)
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """There are no trees."""
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The forward gave them already."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
 from .mlx_history import History
+from .mlx_tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,21 @@ class Target(Protocol):
         """Size of the weights."""
         ...
 
-    def forward(self, ids: mx.array, *, revocable: bool = False) -> Pass:
-        """Run ids ``[rows]`` behind the caches.
+    @property
+    def branching(self) -> bool:
+        """Whether the rows of a forward may be a tree's."""
+        ...
+
+    def forward(self, ids: mx.array, *, revocable: bool = False, tree: Tree | None = None) -> Pass:
+        """Run ids ``[rows]``, a tree's or one behind the other, behind the caches.
 
         The rows count only after ``history.commit`` or ``history.advance``; to commit fewer than
         all of them they must be ``revocable``.
         """
+        ...
+
+    def gather(self, rows: Sequence[int]) -> None:
+        """Bring these rows of the last tree to the front of what it wrote."""
         ...
 
     def logits(self, hidden: mx.array) -> mx.array:

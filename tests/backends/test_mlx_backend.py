@@ -195,6 +195,7 @@ def test_torch_and_mlx_give_the_same_ids(tmp_path: Path, name: str) -> None:
             b = [e for e in run(theirs, prompt, count=count, max_tokens=60)]
             assert done(a).tokens == done(b).tokens
     for backend in (ours, theirs):
+        backend.configure(SamplingParams(branching=False))
         backend.rewind(0)
         backend.extend(PROMPT)
     drafted = [one_round(backend, 9, 3).drafted for backend in (ours, theirs)]

@@ -28,6 +28,7 @@ def reduced(folder: Path) -> tuple[Path, Path]:
     "fields",
     [
         {},
+        {"branching": False},
         {"temperature": 1.0},
         {"temperature": 1.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
         {"temperature": 1.0, "draft_temperature": 0.0},
