@@ -162,6 +162,7 @@ class SlicedCache:
         self._tree: Tree | None = None
         self._dtype, self._device = dtype, device
         self.windows = tuple(layer.window for layer in layers)
+        self._stored = tuple(layer.stored for layer in layers)
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
@@ -268,9 +269,11 @@ class SlicedCache:
             return
         first = misplaced[0]
         order = torch.tensor(rows[first:], device=self._device) - first
-        for window, layer in zip(self.windows, self._layers, strict=True):
+        for index, window in enumerate(self.windows):
             start = self._length - self._base[window]
-            layer.arrange(slice(start + first, start + self._rows), order)
+            if self._stored[index]:
+                place = slice(start + first, start + self._rows)
+                self._layers[index].arrange(place, order)
 
     def advance(self, rows: int) -> None:
         """Make rows count."""

@@ -85,7 +85,7 @@ class Answering:
 
     async def _apply(self, reply: Reply, update: Update) -> None:
         self.stats.add_all(update.rounds)
-        self.cells.extend(Cell(len(r.tokens), r.drafted, r.accepted) for r in update.rounds)
+        self.cells.extend(Cell(len(r.tokens), r.depth, r.accepted) for r in update.rounds)
         if update.done is not None:
             self.usage = update.done.usage
         self._texts.extend(update.texts)

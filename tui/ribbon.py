@@ -29,15 +29,16 @@ class Cell:
     """One round."""
 
     emitted: int
-    drafted: int
+    depth: int
+    """Most ids that could have been accepted."""
     accepted: int
 
     @property
     def kind(self) -> Kind:
         """How much of the draft was taken."""
-        if not self.drafted:
+        if not self.depth:
             return "plain"
-        if self.accepted == self.drafted:
+        if self.accepted == self.depth:
             return "full"
         return "part" if self.accepted else "none"
 

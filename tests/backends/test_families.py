@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -17,6 +18,7 @@ from dflash_local.backends.torch_load import open_pair  # noqa: E402
 from dflash_local.backends.torch_probs import Drafted  # noqa: E402
 from tests.support.kits import Options  # noqa: E402
 from tests.support.random_target import generated, save_target  # noqa: E402
+from tests.support.trees import around, proposal  # noqa: E402
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DELTA: dict[str, Any] = {
@@ -113,6 +115,16 @@ def drafted(backend: TorchBackend, truth: Sequence[int], count: int) -> list[int
     return ids[:count]
 
 
+def branched(backend: TorchBackend, truth: Sequence[int], count: int) -> list[int]:
+    """The same with trees that are right in part, on any of their rows."""
+    ids, dice = [backend.sample()], random.Random(1)
+    while len(ids) < count:
+        verdict = backend.verify(proposal("torch", *around(truth[len(ids) - 1 :][:6], dice)))
+        backend.commit(verdict.accepted + 1)
+        ids.extend(verdict.tokens)
+    return ids[:count]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes_what_transformers_does(
@@ -133,6 +145,9 @@ def test_every_family_decodes_what_transformers_does(
             drafted(_fed(backend, prompt), stock, count),
         ):
             assert answer == stock[:count]
+        if backend.info.branching:
+            assert branched(_fed(backend, prompt), stock, count) == stock[:count]
+    assert backend.info.branching == ("linear_attention" not in settings.get("layer_types", ()))
 
     # A second turn goes back a little and on with another text.
     turn = [5, 9, 2, *generated(model, [5, 9, 2], 90)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from dflash_local.backend import MemoryFigures
 from dflash_local.backends.scripted import ScriptedBackend, cycling, mixed_target
 from dflash_local.bench_topics import TOPICS
+from dflash_local.branches import Branches
 from dflash_local.costs import (
     Costs,
     costs_of,
@@ -24,6 +26,7 @@ from dflash_local.events import Round
 from dflash_local.width import AutoWidth
 from tests.support.width_play import (
     TABLES,
+    TREE_TABLES,
     best_fixed,
     drifting,
     geometric,
@@ -31,6 +34,8 @@ from tests.support.width_play import (
     patchy,
     play,
     recorded,
+    recorded_trees,
+    within,
 )
 
 CPU = TABLES["avx512"]
@@ -64,6 +69,35 @@ def test_auto_is_as_fast_as_the_best_fixed_width(table: str) -> None:
     shown = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
     assert min(found.values()) > 0.955, shown
     assert mean(found.values()) > 0.985, shown
+
+
+@pytest.mark.parametrize("table", TREE_TABLES)
+def test_auto_is_as_fast_with_trees(table: str) -> None:
+    found = {}
+    for name in TOPICS:
+        text, costs = recorded_trees(name, TOKENS), TREE_TABLES[table]
+        auto = play(AutoWidth(mismeasured(costs, 0.05)), text, costs, deeper=0.5)
+        fixed = best_fixed(text, costs, noise=0.05, deeper=0.5, seed=1)
+        found[name] = auto.speed / fixed
+    shown = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
+    assert min(found.values()) > 0.955, shown
+    assert mean(found.values()) > 0.98, shown
+
+
+def test_a_tree_is_learnt_by_rank() -> None:
+    """Rounds of all widths tell what each of them yields."""
+    width = AutoWidth(Costs((10.0,) * 8))
+    dice = random.Random(3)
+    right = [(1, 2), (1, 2, 4, 6), (1, 3), (2,), (2, 5, 7), (3,), (), (1, 2, 4)]
+    for _ in range(4000):
+        count = dice.randint(1, 7)
+        path = within(dice.choice(right), count)
+        branches = Branches(min(count, 4), path)
+        tokens = (0,) * (len(path) + 1)
+        width.observe(Round(1, count, len(path), tokens, 10.0, None, None, 0, branches=branches))
+    for count, expected in enumerate(width.expected()):
+        yields = [1 + len(within(path, count)) for path in right]
+        assert expected == pytest.approx(mean(yields), rel=0.12), count
 
 
 @pytest.mark.parametrize("table", TABLES)

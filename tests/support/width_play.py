@@ -1,7 +1,8 @@
 """Plays a width policy on what a draft would have had accepted at every token of a text.
 
-A text is a sequence of digits: how many of the ids drafted at that token are right. A round of k
-ids at token t emits ``min(k, digits[t]) + 1`` tokens, so every policy plays the same text.
+A text says for every token which of the ids drafted there are right: of a path the first so many,
+of a tree the ranks on the right path. A round of k ids at a token gets those before the first
+beyond k, so every policy plays the same text.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
 
+from dflash_local.branches import Branches
 from dflash_local.costs import Costs
 from dflash_local.events import Round
 from dflash_local.width import FixedWidth, Width
 from tests.support.kits import DATA
 
-Text = Sequence[int]
+Text = Sequence[int] | Sequence[tuple[int, ...]]
+
+DEPTH = 7
+"""Slots of the draft that the trees were recorded with."""
 
 STALLS = 0.01
 """Share of rounds that take three times as long, as on a machine that has other work."""
@@ -35,6 +40,13 @@ TABLES: dict[str, Costs] = {
     "steep": Costs(tuple(10.0 + 4.0 * count for count in range(8))),
     # A kernel that changes at five rows.
     "step": Costs((10.0, 12.0, 12.2, 12.4, 19.0, 19.2, 19.4, 19.6)),
+}
+
+# The same for trees, which may have more rows than the block.
+TREE_TABLES: dict[str, Costs] = {
+    "avx512": Costs((16.0, *(21.5 + 1.7 * count for count in range(15)))),
+    "slow cpu": Costs((67.5, *(110.0 + 12.0 * count for count in range(15)))),
+    "gpu": TABLES["gpu"],
 }
 
 
@@ -80,6 +92,11 @@ def patchy(easy: float, hard: float, stay: float, length: int, seed: int = 1) ->
     return drifting(chances, seed + 1)
 
 
+def within(ranks: Sequence[int], count: int) -> tuple[int, ...]:
+    """What is accepted where only the ``count`` likeliest ids are drafted."""
+    return tuple(takewhile(lambda rank: rank <= count, ranks))
+
+
 def play(
     width: Width,
     text: Text,
@@ -100,11 +117,17 @@ def play(
     counts, parked = [], []
     while at < len(text):
         count = width.next(at)
-        accepted = min(count, text[at])
+        right = text[at]
+        ranks = tuple(range(1, right + 1)) if isinstance(right, int) else right
+        ranks = within(ranks, count)
+        accepted, branches = len(ranks), None
+        if not isinstance(right, int):
+            branches = Branches(min(count, DEPTH), ranks)
         ms = costs.ms[count] * math.exp(dice.gauss(0.0, noise)) * (1.0 + deeper * at / len(text))
         if noise and dice.random() < STALLS:
             ms *= 3.0
-        width.observe(Round(1, count, accepted, (0,) * (accepted + 1), ms, None, None, 0))
+        tokens = (0,) * (accepted + 1)
+        width.observe(Round(1, count, accepted, tokens, ms, None, None, 0, branches=branches))
         spent += ms
         at += accepted + 1
         counts.append(count)
@@ -124,6 +147,13 @@ def recorded(topic: str, length: int) -> list[int]:
     """A topic's answers of the demo pair, over and over."""
     answers = json.loads((DATA / "acceptance.json").read_text())[topic]
     return [int(digit) for digit in islice(cycle("".join(answers)), length)]
+
+
+def recorded_trees(topic: str, length: int) -> list[tuple[int, ...]]:
+    """The same of drafted trees."""
+    answers = json.loads((DATA / "acceptance_trees.json").read_text())[topic]
+    words = islice(cycle(" ".join(answers).split()), length)
+    return [() if word == "-" else tuple(int(rank, 16) for rank in word) for word in words]
 
 
 def mismeasured(costs: Costs, error: float, seed: int = 1) -> Costs:
