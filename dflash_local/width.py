@@ -11,9 +11,9 @@ from dflash_local.stats import RoundFigures
 _MEMORY = 0.985
 """How much of what was learnt about acceptance stays after a round that drafted."""
 _FIRST = 0.6
-"""Acceptance assumed of the first position before anything is known."""
+"""Acceptance assumed of the first drafted id before anything is known."""
 _BELIEF = 4.0
-"""Rounds of a position that weigh as much as what is known of the one before it."""
+"""Tokens of rounds with an id that weigh as much as what is known of the ids before it."""
 _PARK, _RETURN = 0.99, 1.01
 """Over plain decoding: what drafting must promise to go on, and to come back once parked.
 
@@ -75,11 +75,12 @@ class FixedWidth:
 class AutoWidth:
     """The count with the most expected tokens per millisecond, 0 included.
 
-    A round of k yields ``1 + c1 + c1*c2 + ... + c1*..*ck`` tokens, where ``ci`` is the chance that
-    position i is accepted once the ones before it were. Each ``ci`` is learnt only from rounds
-    that got there, so narrow rounds do not spoil what is known of the far positions; what is
-    not known of a position is taken from the one before it, so that a draft that does well is
-    tried further. Costs start from a measurement and follow the rounds as the context grows.
+    The ids of a draft have an order, slot by slot on a path, likeliest first in a tree, and a round
+    of k drafts the first k. What the k-th adds is learnt as a share of what those before it yield,
+    from the rounds that drafted it, so narrow rounds in hard stretches of text do not spoil what is
+    known of the far ids. What is not known of an id goes on as the ones before it fell, so that a
+    draft that does well is tried further. Costs start from a measurement and follow the rounds as
+    the context grows.
 
     When nothing beats a plain step, drafting is parked; now and then a few rounds probe it, the
     more seldom the more they lose.
@@ -92,7 +93,9 @@ class AutoWidth:
         self._cost = list(costs.ms)
         self._rounds = [0] * len(costs.ms)
         self._hits = [0.0] * (len(costs.ms) - 1)
-        self._tries = [0.0] * (len(costs.ms) - 1)
+        """How often each id was accepted."""
+        self._others = [0.0] * (len(costs.ms) - 1)
+        """Tokens that the same rounds yielded by the ids before it."""
         self._parked = False
         self._since_plain = 0
         self._rest = 0
@@ -106,11 +109,12 @@ class AutoWidth:
 
     def expected(self) -> list[float]:
         """Tokens that a round is likely to emit, by the number of drafted ids."""
-        totals, reach, chance = [1.0], 1.0, _FIRST
-        for hits, tries in zip(self._hits, self._tries, strict=True):
-            chance = (hits + _BELIEF * chance) / (tries + _BELIEF)
-            reach *= chance
-            totals.append(totals[-1] + reach)
+        totals, gain, fall = [1.0], 1.0, _FIRST
+        for hits, others in zip(self._hits, self._others, strict=True):
+            share = (hits + _BELIEF * gain * fall / totals[-1]) / (others + _BELIEF)
+            before, gain = gain, share * totals[-1]
+            fall = min(1.0, gain / before)
+            totals.append(totals[-1] + gain)
         return totals
 
     def next(self, position: int) -> int:
@@ -143,7 +147,7 @@ class AutoWidth:
         return 1 + round(_PROBE_ROUNDS * (1.0 / lead - 1.0) / _PROBE_SHARE)
 
     def observe(self, round_: RoundFigures) -> None:
-        """Count the positions that were reached, and move the width's cost towards the round's."""
+        """Count what each drafted id added, and move the width's cost towards the round's."""
         count, ranks = round_.drafted, round_.ranks
         if self._parked and count:
             rounds, tokens, spent = self._probe
@@ -159,7 +163,7 @@ class AutoWidth:
             self._since_plain = 0
         for index in range(len(self._hits)) if count else ():
             self._hits[index] *= _MEMORY
-            self._tries[index] *= _MEMORY
+            self._others[index] *= _MEMORY
             if index < count:
                 self._hits[index] += index + 1 in ranks
-                self._tries[index] += index == 0 or index in ranks
+                self._others[index] += 1 + sum(rank <= index for rank in ranks)
