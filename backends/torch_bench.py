@@ -20,6 +20,8 @@ from time import perf_counter
 
 import torch
 
+from dflash_local.sampling import SamplingParams
+
 from . import torch_bench_pair
 from .torch_backend import TorchBackend
 from .torch_graphs import Graphs
@@ -30,6 +32,8 @@ from .torch_random_pair import SIZES, Size, random_backend, random_draft, random
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 BLOCKS = (1, 4, 8, 16)
 """Rows of the whole rounds; 1 is a plain step."""
+TREES = (*BLOCKS[1:], 32)
+"""The same where the draft branches, up to twice the block."""
 KEPT = 4
 """Rows that a drafting round keeps, which is what a good draft reaches."""
 WARM = 3
@@ -81,12 +85,16 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
         eager[rows] = timed(partial(step, target, ids), repeat, cuda)
         key = ("forward", rows, cache.bucket_for(rows))
         replayed[rows] = timed(partial(graphs.run, key, partial(step, target), ids), repeat, cuda)
-    rounds = {}
-    for rows in BLOCKS:
+
+    def round_ms(rows: int, *, branching: bool) -> float:
+        backend.configure(SamplingParams(branching=branching))
         backend.rewind(prefix)
         # As many rounds as the context has room for.
         most = min(repeat, (context - prefix - rows) // min(KEPT, rows) - WARM)
-        rounds[rows] = timed(partial(one_round, backend, rows), most, cuda)
+        return timed(partial(one_round, backend, rows), most, cuda)
+
+    rounds = {rows: round_ms(rows, branching=False) for rows in BLOCKS}
+    trees = {rows: round_ms(rows, branching=True) for rows in TREES}
     return {
         "shape": asdict(size),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -95,6 +103,7 @@ def measure(size: Size, scheme: str, context: int, repeat: int) -> dict[str, obj
         "eager_ms": eager,
         "graph_ms": replayed,
         "round_ms": rounds,
+        "tree_round_ms": trees,
         "graphs": graphs.captured,
         "capture_failure": graphs.failure,
         "plain_rounds_per_s": 1000.0 / rounds[1],
@@ -142,10 +151,12 @@ def timed(run: Callable[[], object], repeat: int, cuda: bool) -> float:
 
 def as_markdown(report: dict[str, object]) -> str:
     """The report for a person."""
-    eager, graph, rounds = (report[f"{kind}_ms"] for kind in ("eager", "graph", "round"))
-    assert isinstance(eager, dict)
-    assert isinstance(graph, dict)
-    assert isinstance(rounds, dict)
+    kinds = ("eager", "graph", "round", "tree_round")
+    eager, graph, rounds, trees = (_times(report[f"{kind}_ms"]) for kind in kinds)
+    paths_and_trees = [
+        *((f"{rows}", ms) for rows, ms in rounds.items()),
+        *((f"{rows}, a tree", ms) for rows, ms in trees.items()),
+    ]
     lines = [
         f"{report['size']} · {report['scheme']} · {report['device']} · torch {report['torch']}",
         "",
@@ -160,7 +171,7 @@ def as_markdown(report: dict[str, object]) -> str:
         "|---|---|---|---|",
         *(
             f"| {rows} | {ms:.2f} | {1000.0 / ms:.1f} | {ms / rounds[1]:.2f} |"
-            for rows, ms in rounds.items()
+            for rows, ms in paths_and_trees
         ),
         "",
     ]
@@ -170,6 +181,11 @@ def as_markdown(report: dict[str, object]) -> str:
         if not name.endswith("_ms") and not isinstance(value, dict)
     ]
     return "\n".join(lines) + "\n"
+
+
+def _times(values: object) -> dict[int, float]:
+    assert isinstance(values, dict)
+    return values
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ def random_backend(
         block_size=BLOCK,
         context=context,
         stop_ids=(),
+        branching=target.cache.branching,
     )
     return TorchBackend(info, target, draft, graphs)
 

@@ -94,7 +94,7 @@ class Sizes:
     def _workspace(self, context: int) -> int:
         shape, step = self.shape, min(PREFILL_SLICE, context)
         taps = len(self.draft.target_layer_ids) if self.draft else 0
-        block = self.draft.block_size if self.draft else 1
+        rows = 2 * self.draft.block_size if self.draft else 1  # a tree has so many
         row = 2 * (shape.inner or 3 * shape.hidden) + (6 + 2 * taps) * shape.hidden
         heads = shape.heads or max(1, shape.hidden // shape.head_dim)
         if self.backend == "torch":
@@ -107,4 +107,4 @@ class Sizes:
             masks = (heads * self.width + 1) * step * context
         if self.kv_bits == 8:  # one layer's rows, spelled out
             masks += 2 * shape.kv_heads * shape.head_dim * context * self.width
-        return int(masks + step * row * self.width + 2 * block * (shape.vocab or 152_000) * 4)
+        return int(masks + step * row * self.width + 2 * rows * (shape.vocab or 152_000) * 4)

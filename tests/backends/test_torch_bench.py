@@ -25,7 +25,9 @@ def test_the_reduced_bench_writes_both_reports(tmp_path: Path) -> None:
     assert report["plain_rounds_per_s"] > 0
     assert set(report["speculative_rounds_per_s"]) == {"4", "8", "16"}
     text = out.with_suffix(".md").read_text()
+    assert set(report["tree_round_ms"]) == {"4", "8", "16", "32"}
     assert "| 16 |" in text
+    assert "| 32, a tree |" in text
     assert "draft included" in text
 
 
