@@ -75,7 +75,8 @@ class MlxBackend:
         self._pending: list[mx.array] = []
         self._last: mx.array | None = None
         self._block: _Block | None = None
-        self._broken = self._branching = False
+        self._broken = False
+        self._branching = info.branching
         self._weights = target.bytes
 
     @property

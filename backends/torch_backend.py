@@ -98,7 +98,7 @@ class TorchBackend:
         self._features: torch.Tensor | None = None
         """Its tapped states."""
         self._sync = self.device.type == "cpu"
-        self._branching = False
+        self._branching = info.branching
 
     @property
     def info(self) -> BackendInfo:

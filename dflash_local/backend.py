@@ -173,7 +173,8 @@ class Backend(Protocol):
         ...
 
     def commit(self, keep: int) -> None:
-        """Keep the first ``keep`` rows just verified, ``1 <= keep <= rows``; drop the others.
+        """Keep the first ``keep`` rows just verified, ``1 <= keep <= rows``; drop the others. Of a
+        tree no more than the anchor and the accepted ids lie one behind the other.
 
         ``position`` grows by ``keep``. The features of the kept rows become draft context.
         """

@@ -145,7 +145,7 @@ def test_every_family_decodes_what_transformers_does(
             drafted(_fed(backend, prompt), stock, count),
         ):
             assert answer == stock[:count]
-        if backend.info.branching:
+        if backend.info.branching and dtype == "fp32":
             assert branched(_fed(backend, prompt), stock, count) == stock[:count]
     assert backend.info.branching == ("linear_attention" not in settings.get("layer_types", ()))
 

@@ -165,7 +165,7 @@ def test_a_failed_round_is_mended_by_a_rewind(
 
     with monkeypatch.context() as patch:
         if stage == "propose":
-            patch.setattr(backend._draft, "propose", fail)
+            patch.setattr(backend._draft, "branch", fail)
         elif stage == "verify":
             patch.setattr(backend._target, "logits", fail)
         else:

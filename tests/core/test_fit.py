@@ -69,7 +69,7 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
             pytest.param("torch", model, context, dtype, marks=needs_torch)
             for model, context, dtype in (
                 ("qwen3", 8192, "fp32"),
-                ("qwen3", 16384, "fp16"),
+                ("qwen3", 8192, "fp16"),
                 ("demo", 2048, "fp32"),
                 ("demo", 2048, "fp16"),
             )
