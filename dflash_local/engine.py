@@ -256,18 +256,20 @@ class Engine:
     # -- the caller's side
 
     def _chosen_width(self, block: int | None, sampling: SamplingParams) -> Width:
-        rows = self.info.rows(sampling)
         if block is None:
             # What pays depends on the clock, and drafted ids on the width: a seeded answer that
             # is to be the same again keeps to one width.
             seeded = sampling.seed is not None and not sampling.greedy
             if self.costs is None or seeded:
                 return FixedWidth(self.info.block_size - 1)
+            rows = self.info.rows(sampling)
             return self._widths.setdefault(rows, AutoWidth(self.costs.of(rows)))
-        if block < 0 or block > max(1, rows):
+        # Beyond the trained block only trees go on; a path is drafted as long as it was trained.
+        most = max(1, self.info.rows(SamplingParams(branching=sampling.branching)))
+        if block < 0 or block > most:
             raise OptionError(
-                f"A block of {block} rows is asked for, this pair takes {rows} at most.",
-                f"Give 0 (plain decoding) to {rows}.",
+                f"A block of {block} rows is asked for, this pair takes {most} at most.",
+                f"Give 0 (plain decoding) to {most}.",
             )
         return FixedWidth(max(0, block - 1))
 

@@ -119,5 +119,5 @@ def set_block(chat: Chat, argument: str, most: int) -> str:
     else:
         raise OptionError(f"Not a block size: {argument[:40]}.", f"Give 1 to {most}, or off.")
     chat.options = replace(chat.options, block=block)
-    words = "Plain decoding" if block == 0 else f"Block {block or most}"
+    words = {None: "The block that pays", 0: "Plain decoding"}.get(block, f"Block {block}")
     return f"{words} from the next answer on."

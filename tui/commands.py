@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import DflashError, OptionError
+from dflash_local.sampling import SamplingParams
 from dflash_local.sessions import to_markdown
 
 from . import chat_settings, clipboard
@@ -156,7 +157,7 @@ def make_room(screen: ChatScreen, _: str) -> None:
 
 def set_block(screen: ChatScreen, argument: str) -> None:
     """Rows per verify; off is plain decoding."""
-    most = screen.info.block_size if screen.info else DEFAULT_BLOCK
+    most = screen.info.rows(SamplingParams()) if screen.info else DEFAULT_BLOCK
     screen.tell(chat_settings.set_block(screen.chat, argument, most))
 
 

@@ -19,6 +19,7 @@ from typing import TextIO
 from dflash_local.chat import Chat
 from dflash_local.errors import DflashError
 from dflash_local.events import Event, LoadProgress, Text
+from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
 from dflash_local.sessions import Session
 
@@ -60,7 +61,7 @@ class PlainChat:
         self.session = session
         self.chat = Chat(service, session.conversation, model=pair, record=session)
         self.pair = pair
-        self.block_size = 0
+        self.rows = 0
         """Of the pair, once it is loaded."""
         self.leaving = False
         """The user asked to leave."""
@@ -96,7 +97,7 @@ class PlainChat:
         draft = f" with {info.draft}" if info.draft else ""
         self.say(f"Ready: {info.target}{draft}.")
         self.say("/help lists the commands. An empty line or Ctrl+D ends the chat.")
-        self.block_size = info.block_size
+        self.rows = info.rows(SamplingParams())
         if self._typing:
             with suppress(ImportError):
                 import readline  # noqa: F401 - line editing for input()

@@ -48,7 +48,7 @@ def _think(plain: PlainChat, argument: str) -> None:
 
 
 def _block(plain: PlainChat, argument: str) -> None:
-    plain.say(chat_settings.set_block(plain.chat, argument, plain.block_size))
+    plain.say(chat_settings.set_block(plain.chat, argument, plain.rows))
 
 
 def _room(plain: PlainChat, _: str) -> None:

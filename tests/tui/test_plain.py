@@ -62,6 +62,8 @@ SAYS = {
     "/think off": "Thinking is off",
     "/think 3": "Not a choice: 3.",
     "/block off": "Plain decoding from the next answer on.",
+    "/block auto": "The block that pays from the next answer on.",
+    "/block 3": "Block 3 from the next answer on.",
     "/block 99": "Give 1 to 8, or off.",
     "/retry": "You: hi",
     "/edit": "Give it: /edit text.",
