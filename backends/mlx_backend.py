@@ -44,7 +44,7 @@ class MlxProposal:
     @property
     def rows(self) -> int:
         """The anchor plus the drafted ids."""
-        return self.count + 1
+        return self.count + 1 if self.tree is None else self.tree.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,12 @@ class MlxBackend:
             figures, order = descend(tree, chosen)
             features = None if result.features is None else result.features[order]
             outcome = mx.concatenate([figures, tree.ids[order], order])
-            accepted, following, depth, *rest = self._read(outcome, features)
+            accepted, following, *rest = self._read(outcome, features)
             block, kept = tuple(rest[: tree.rows]), rest[tree.rows :][: accepted + 1]
             self._target.gather(kept)
             self._block = _Block(block, features)
-        branches = Branches(depth, tuple(kept[1:]))
+        slots = min(tree.rows, self._info.block_size) - 1
+        branches = Branches(slots, tuple(kept[1:]))
         return Verdict(block[1:], accepted, following, branches=branches)
 
     def _read(self, outcome: mx.array, features: mx.array | None) -> list[int]:

@@ -13,8 +13,10 @@ import mlx.core as mx
 
 from .mlx_probs import Lattice, best_columns
 
-_DEEPER = 1e-4
+_DEEPER = 1e-3
 """Taken off per step, so that a certain child still comes after its parent."""
+_HOPELESS = -50.0
+"""No step counts as less likely: sums stay small enough in fp32 for what is taken off to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def grow(anchor: mx.array, lattice: Lattice, count: int) -> Tree:
     No more of a level can be among them than ids are left for it, so a level is cut to that.
     """
     slots, width = lattice.candidates.shape
-    scores = lattice.scores[0, :1] - _DEEPER
+    steps = mx.maximum(lattice.scores, _HOPELESS) - _DEEPER
+    scores = steps[0, :1]
     before = mx.zeros((1,), dtype=mx.int32)
     found: list[tuple[mx.array, mx.array, mx.array]] = []
     offset = 0
@@ -73,7 +76,7 @@ def grow(anchor: mx.array, lattice: Lattice, count: int) -> Tree:
         kept, columns = flat[places], places % width
         found.append((kept, before[places // width], lattice.candidates[slot][columns]))
         if slot + 1 < slots:
-            scores = kept[:, None] + lattice.scores[slot + 1][columns] - _DEEPER
+            scores = kept[:, None] + steps[slot + 1][columns]
             before = offset + 1 + mx.arange(kept.shape[0], dtype=mx.int32)
             offset += kept.shape[0]
     kept, before, ids = (mx.concatenate(list(part)) for part in zip(*found, strict=True))
@@ -105,14 +108,13 @@ def _ancestors(parents: mx.array, depth: int) -> mx.array:
 def descend(tree: Tree, chosen: mx.array) -> tuple[mx.array, mx.array]:
     """Follow the target's own ids ``chosen`` ``[rows]``, one behind every row.
 
-    Returns int32 ``[3]``, accepted, next and the depth of the tree, and the order ``[rows]`` that
-    brings the anchor and the accepted rows to the front.
+    Returns int32 ``[2]``, accepted and next, and the order ``[rows]`` that brings the anchor and
+    the accepted rows to the front.
     """
     rows = mx.arange(tree.rows, dtype=mx.int32)
     wrong = (tree.ids != chosen[tree.parents]) & (rows > 0)
     kept = ~mx.any(tree.sees & wrong, axis=-1)
     last = mx.argmax(mx.where(kept, tree.depths, -1), axis=-1, keepdims=True)
-    on_path = tree.sees[last][0]
-    order = mx.argsort(mx.where(on_path, rows, rows + tree.rows))
-    figures = [tree.depths[last], chosen[last], mx.max(tree.depths, axis=-1, keepdims=True)]
+    order = mx.argsort(mx.where(tree.sees[last][0], tree.depths, rows + tree.rows))
+    figures = [tree.depths[last], chosen[last]]
     return mx.concatenate([f.astype(mx.int32) for f in figures]), order.astype(mx.int32)

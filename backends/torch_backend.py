@@ -189,10 +189,11 @@ class TorchBackend:
         branches: Branches | None = None
         if proposal.tree is not None:
             outcome, self._features = self._round.descend(proposal.tree)
-            accepted, following, depth, *ids = outcome.tolist()
+            accepted, following, *ids = outcome.tolist()
             ids, kept = ids[: proposal.rows], ids[proposal.rows :][: accepted + 1]
             self._target.cache.gather(kept)
-            branches = Branches(depth, tuple(kept[1:]))
+            slots = min(proposal.rows, self._info.block_size) - 1
+            branches = Branches(slots, tuple(kept[1:]))
         else:
             outcome, self._features = self._round.verify(
                 proposal.block, proposal.drafted, self._chooser, self._history

@@ -345,8 +345,8 @@ class SlicedCache:
 
     def _branched(self, tree: Tree, past: int, window: int | None, groups: int) -> torch.Tensor:
         """The mask of a tree's rows that follow ``past`` columns."""
-        hidden = torch.zeros((len(tree.ids), past + len(tree.ids)), dtype=torch.bool)
-        hidden = hidden.to(self._device)
+        shape = (len(tree.ids), past + len(tree.ids))
+        hidden = torch.zeros(shape, dtype=torch.bool, device=self._device)
         hidden[:, past:] = ~tree.sees
         if window is not None:
             columns = torch.arange(past, device=self._device)

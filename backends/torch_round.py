@@ -69,8 +69,8 @@ class DeviceRound:
         return Tree(*self._graphs.run(key, grown, anchor))
 
     def descend(self, tree: Tree) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Verify a tree: accepted, next and depth, then ids and their rows in the tree, the
-        accepted ones first, as one vector; tapped states in that order, which the cache has too.
+        """Verify a tree: accepted and next, then ids and their rows in the tree, the accepted
+        ones first, as one vector; tapped states in that order, which the cache has too.
         """
         rows = len(tree.ids)
         key = _key("descend", rows, self._target.cache.bucket_for(rows))

@@ -14,8 +14,10 @@ import torch
 
 from .torch_probs import Lattice
 
-_DEEPER = 1e-4
+_DEEPER = 1e-3
 """Taken off per step, so that a certain child still comes after its parent."""
+_HOPELESS = -50.0
+"""No step counts as less likely: sums stay small enough in fp32 for what is taken off to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def grow(anchor: torch.Tensor, lattice: Lattice, count: int) -> Tree:
     """
     slots, width = lattice.candidates.shape
     device = anchor.device
-    scores = lattice.scores[0, :1] - _DEEPER
+    steps = lattice.scores.clamp(min=_HOPELESS) - _DEEPER
+    scores = steps[0, :1]
     before = torch.zeros(1, dtype=torch.long, device=device)
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     offset = 0
@@ -67,7 +70,7 @@ def grow(anchor: torch.Tensor, lattice: Lattice, count: int) -> Tree:
         columns = places % width
         found.append((kept, before[places // width], lattice.candidates[slot][columns]))
         if slot + 1 < slots:
-            scores = kept[:, None] + lattice.scores[slot + 1][columns] - _DEEPER
+            scores = kept[:, None] + steps[slot + 1][columns]
             before = offset + 1 + torch.arange(len(kept), device=device)
             offset += len(kept)
     kept, before, ids = (torch.cat(part) for part in zip(*found, strict=True))
@@ -99,13 +102,12 @@ def _ancestors(parents: torch.Tensor, depth: int) -> torch.Tensor:
 def descend(tree: Tree, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Follow the target's own ids ``chosen`` ``[rows]``, one behind every row.
 
-    Returns ``[3]``, accepted, next and the depth of the tree, and the order ``[rows]`` that brings
-    the anchor and the accepted rows to the front.
+    Returns ``[2]``, accepted and next, and the order ``[rows]`` that brings the anchor and the
+    accepted rows to the front.
     """
     wrong = tree.ids != chosen[tree.parents]
     wrong[:1].zero_()
     kept = ~(tree.sees & wrong).any(dim=-1)
     last = torch.where(kept, tree.depths, -1).argmax(dim=-1, keepdim=True)
-    order = (~tree.sees[last][0]).long().argsort(stable=True)
-    figures = (tree.depths[last], chosen[last], tree.depths.amax(dim=-1, keepdim=True))
-    return torch.cat(figures), order
+    order = torch.where(tree.sees[last][0], tree.depths, len(tree.ids)).argsort(stable=True)
+    return torch.cat((tree.depths[last], chosen[last])), order

@@ -10,7 +10,7 @@ class Branches:
     """A drafted tree, seen from the path that was accepted."""
 
     depth: int
-    """Ids on its longest path."""
+    """Slots of the draft that it grew from: most ids that could have been accepted."""
     ranks: tuple[int, ...]
     """Which of the drafted ids were accepted, counted from 1 in the draft's own order of
     likelihood. A narrower tree is the front of a wider one, so these tell what it would have

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +18,11 @@ from dflash_local import __version__, demo, free_memory, paths, registry, storag
 from dflash_local.cli_list import state
 from dflash_local.costs import Costs, costs_folder
 from dflash_local.errors import DflashError
+from dflash_local.events import Round
 from dflash_local.fit import gigabytes
 from dflash_local.hub import offline, shown_endpoint
 from dflash_local.select import backend_name
-from dflash_local.stats import StatsSummary
+from dflash_local.width import AutoWidth
 
 PACKAGES = (
     *("torch", "mlx", "mlx-lm", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
@@ -227,17 +228,22 @@ def _self_test() -> Iterator[Finding]:
     else:
         yield Finding("ok", "self-test", f"{len(plain.tokens)} ids equal, {stats}, {took}")
     if costs is not None:
-        yield _drafting(costs, drafted.stats)
+        yield _drafting(costs, drafted.rounds)
 
 
-def _drafting(costs: Costs, stats: StatsSummary) -> Finding:
+def _drafting(costs: Costs, rounds: Sequence[Round]) -> Finding:
     """Whether drafting pays here: what rounds cost, as remembered, against what they yielded."""
-    expected, best, count = 1.0, 0.0, 1
-    for index, position in enumerate(stats.positions[: len(costs.ms) - 1], 1):
-        expected += position.rate
-        gain = expected * costs.ms[0] / costs.ms[index]
-        if gain > best:
-            best, count = gain, index
+    width = AutoWidth(costs)
+    for round_ in rounds:
+        width.observe(round_)
+    # Wider rounds than were drafted are not known.
+    most = max((round_.drafted for round_ in rounds), default=0)
+    gains = [
+        tokens * costs.ms[0] / ms
+        for tokens, ms in zip(width.expected()[: most + 1], costs.ms, strict=False)
+    ]
+    count = max(range(1, len(gains)), key=gains.__getitem__, default=0)
+    best = gains[count]
     ratio = costs.ms[count] / costs.ms[0]
     what = f"a round that drafts {count} costs {ratio:.1f} plain steps here"
     if best > 1.01:

@@ -3,8 +3,8 @@
 * round: one draft and one verify; a plain step is a round with nothing drafted.
 * tau: tokens emitted per round that drafted, bonus included, first token excluded.
 * draft rate: accepted / really drafted.
-* d_i: share of the rounds whose draft was at least i deep in which position i was accepted.
-* full blocks: share of the rounds that drafted in which a path as deep as the draft was accepted.
+* d_i: share of the rounds with at least i drafted in which i or more were accepted.
+* full blocks: share of the rounds that drafted in which an id was accepted in every slot.
 * tok/s: emitted tokens over decode time; prefill and its token are apart. While an answer is
   written, over the last two seconds.
 * x: tok/s over the speed of plain decoding for this pair on this machine; est. until a race has
@@ -77,7 +77,7 @@ class PositionRate:
     position: int
     accepted: int
     rounds: int
-    """Rounds whose draft was at least so deep: the n beside the rate."""
+    """Rounds that drafted at least this many ids: the n beside the rate."""
 
     @property
     def rate(self) -> float:
@@ -97,7 +97,7 @@ class StatsSummary:
     drafted: int = 0
     accepted: int = 0
     full_blocks: int = 0
-    """Rounds in which as many ids were accepted as the draft was deep."""
+    """Rounds in which an id was accepted in every slot."""
     tau: float = 0.0
     """0 where no round drafted."""
     tok_s: float = 0.0

@@ -244,18 +244,23 @@ def test_doctor_names_cures(
 def test_doctor_says_when_drafting_does_not_pay() -> None:
     from dflash_local.costs import Costs
     from dflash_local.doctor import _drafting
-    from dflash_local.stats import PositionRate, StatsSummary
+    from dflash_local.events import Round
 
-    accepted = enumerate((50, 25, 12), 1)
-    stats = StatsSummary(positions=tuple(PositionRate(i, hits, 100) for i, hits in accepted))
-    dear = _drafting(Costs((1.0, 2.0, 3.0, 4.0)), stats)
+    # Half of the rounds get one id, a quarter two, an eighth three.
+    rounds = [
+        Round(1, 3, accepted, (0,) * (accepted + 1), 1.0, None, None, 0)
+        for accepted in (0, 1, 0, 2, 0, 1, 0, 3) * 20
+    ]
+    dear = _drafting(Costs((1.0, 2.0, 3.0, 4.0)), rounds)
     assert dear.level == "warn"
     assert "0.75 times plain at best" in dear.what
     assert "parks the draft" in dear.what
     assert dear.cure
-    cheap = _drafting(Costs((1.0, 1.0, 1.1, 1.6)), stats)
+    cheap = _drafting(Costs((1.0, 1.0, 1.1, 1.6)), rounds)
     assert (cheap.level, cheap.cure) == ("ok", "")
-    assert "up to 1.59 times plain: a round that drafts 2 costs 1.1" in cheap.what
+    assert "up to 1.6" in cheap.what
+    assert "times plain: a round that drafts 2 costs 1.1" in cheap.what
+    assert _drafting(Costs((1.0, 0.5)), []).level == "warn", "nothing was drafted"
 
 
 @pytest.mark.slow
