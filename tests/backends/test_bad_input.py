@@ -143,7 +143,7 @@ def test_a_bad_model_is_one_line(
 def test_the_same_pair_unharmed_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = chat_pair(tmp_path)
     argv = ["generate", "hi", "--target", str(target), "--draft", str(draft), "--max-tokens", "9"]
-    assert main([*argv, "--dtype", "fp32", "--json"]) == 0
+    assert main([*argv, "--dtype", "fp32", "--json", "--block", "3"]) == 0
     reply = json.loads(capsys.readouterr().out)
     assert reply["stats"]["drafted"] > 0
     assert main([*argv, "--dtype", "fp32", "--json", "--plain"]) == 0
@@ -174,12 +174,14 @@ def test_a_bad_option_is_one_line(
     assert told in fails(capsys, *argv)
 
 
-def test_a_block_larger_than_trained_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("asked", "most"), [(["9"], 8), (["5", "--no-tree"], 4)])
+def test_a_block_larger_than_can_be_is_refused(
+    asked: list[str], most: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A tree has twice the rows of the trained block at most, a path those of it."""
     target, draft = chat_pair(tmp_path)
-    argv = ("generate", "hi", "--target", str(target), "--draft", str(draft), "--block", "5")
-    assert "trained for 4" in fails(capsys, *argv)
+    argv = ("generate", "hi", "--target", str(target), "--draft", str(draft), "--block", *asked)
+    assert f"takes {most} at most" in fails(capsys, *argv)
 
 
 def test_a_context_beyond_the_models_is_refused(
