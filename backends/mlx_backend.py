@@ -76,7 +76,7 @@ class MlxBackend:
         self._last: mx.array | None = None
         self._block: _Block | None = None
         self._broken = False
-        self._branching = info.branching
+        self._branching = info.branches(SamplingParams())
         self._weights = target.bytes
 
     @property
@@ -99,7 +99,7 @@ class MlxBackend:
     def configure(self, sampling: SamplingParams) -> None:
         """Set how ids are chosen, and reseed."""
         self._chooser = chooser(sampling)
-        self._branching = self._info.branching and sampling.branches
+        self._branching = self._info.branches(sampling)
         self._penalties.configure(sampling)
 
     def rewind(self, position: int) -> int:

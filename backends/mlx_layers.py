@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from dflash_local.branches import in_place
 from dflash_local.errors import WeightsError
 
 from .mlx_cache import FullCache, LayerCache, WindowCache
@@ -117,11 +118,11 @@ class LayeredTarget:
 
     def gather(self, rows: Sequence[int]) -> None:
         """Bring these rows of the last tree to the front of what it wrote."""
-        misplaced = [at for at, row in enumerate(rows) if at != row]
-        if misplaced:
-            index = mx.array(list(rows[misplaced[0] :]), dtype=mx.int32)
+        first = in_place(rows)
+        if first < len(rows):
+            index = mx.array(list(rows[first:]), dtype=mx.int32)
             for layer in self._tree:
-                layer.gather(misplaced[0], index)
+                layer.gather(first, index)
         self._tree = []
 
     def _stack(

@@ -98,7 +98,7 @@ class TorchBackend:
         self._features: torch.Tensor | None = None
         """Its tapped states."""
         self._sync = self.device.type == "cpu"
-        self._branching = info.branching
+        self._branching = info.branches(SamplingParams())
 
     @property
     def info(self) -> BackendInfo:
@@ -121,7 +121,7 @@ class TorchBackend:
     def configure(self, sampling: SamplingParams) -> None:
         """Set how tokens are chosen, and reseed."""
         self._chooser = chooser(sampling, self.device)
-        self._branching = self._info.branching and sampling.branches
+        self._branching = self._info.branches(sampling)
         self._history.configure(sampling)
 
     @_on_device

@@ -7,6 +7,9 @@ from typing import Protocol
 
 import torch
 
+from dflash_local.branches import in_place
+
+from .torch_attention import additive_mask
 from .torch_kv_rows import KvMaker, PlainRows
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
@@ -264,10 +267,9 @@ class SlicedCache:
 
     def gather(self, rows: Sequence[int]) -> None:
         """Through a copy of those that are not in place."""
-        misplaced = [at for at, row in enumerate(rows) if at != row]
-        if not misplaced:
+        first = in_place(rows)
+        if first == len(rows):
             return
-        first = misplaced[0]
         order = torch.tensor(rows[first:], device=self._device) - first
         for index, window in enumerate(self.windows):
             start = self._length - self._base[window]
@@ -338,25 +340,21 @@ class SlicedCache:
         """The mask of ``rows`` rows that follow ``past`` columns."""
         queries = torch.arange(past, past + rows, device=self._device)[:, None]
         keys = torch.arange(past + rows, device=self._device)[None, :]
-        hidden = keys > queries
+        visible = keys <= queries
         if window is not None:
-            hidden |= queries - keys >= window
-        return self._added(hidden, groups)
+            visible &= queries - keys < window
+        return additive_mask(visible, groups, self._dtype)
 
     def _branched(self, tree: Tree, past: int, window: int | None, groups: int) -> torch.Tensor:
         """The mask of a tree's rows that follow ``past`` columns."""
         shape = (len(tree.ids), past + len(tree.ids))
-        hidden = torch.zeros(shape, dtype=torch.bool, device=self._device)
-        hidden[:, past:] = ~tree.sees
+        visible = torch.ones(shape, dtype=torch.bool, device=self._device)
+        visible[:, past:] = tree.sees
         if window is not None:
             columns = torch.arange(past, device=self._device)
-            hidden[:, :past] |= past + tree.depths[:, None] - columns >= window
-            hidden[:, past:] |= tree.depths[:, None] - tree.depths >= window
-        return self._added(hidden, groups)
-
-    def _added(self, hidden: torch.Tensor, groups: int) -> torch.Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+            visible[:, :past] &= past + tree.depths[:, None] - columns < window
+            visible[:, past:] &= tree.depths[:, None] - tree.depths < window
+        return additive_mask(visible, groups, self._dtype)
 
 
 def buffer_rows(window: int | None, capacity: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .torch_attention import additive_mask
 from .torch_cache import LayerRows
 from .torch_kv_rows import KvMaker, PlainRows
 from .torch_tree import Tree
@@ -98,15 +99,14 @@ class DeviceCache:
         places, positions = self._places[: self.bucket][None], self._positions[:, None]
         tree = self._tree
         if tree is None:
-            hidden = places > positions
+            visible = places <= positions
         else:
-            hidden = (places >= self._length_tensor).expand(len(tree.ids), -1).clone()
-            hidden.index_copy_(1, self._slots, ~tree.sees)
+            visible = (places < self._length_tensor).expand(len(tree.ids), -1).clone()
+            visible.index_copy_(1, self._slots, tree.sees)
             places = places.index_copy(1, self._slots, self._positions[None])
         if window is not None:
-            hidden |= positions - places >= window
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
-        return mask.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+            visible &= positions - places < window
+        return additive_mask(visible, groups, self._dtype)
 
     def columns(self, window: int | None) -> int:
         """The bucket."""

@@ -40,10 +40,13 @@ class BackendInfo:
     branching: bool = False
     """Whether drafts may be trees."""
 
+    def branches(self, sampling: SamplingParams) -> bool:
+        """Whether drafts are trees under these settings."""
+        return self.branching and sampling.branches and self.block_size > 1
+
     def rows(self, sampling: SamplingParams) -> int:
         """Most rows in one verify: a path has those of the trained block, a tree twice as many."""
-        branches = self.branching and sampling.branches and self.block_size > 1
-        return 2 * self.block_size if branches else self.block_size
+        return 2 * self.block_size if self.branches(sampling) else self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,3 +16,8 @@ class Branches:
     """Which of the drafted ids were accepted, counted from 1 in the draft's own order of
     likelihood. A narrower tree is the front of a wider one, so these tell what it would have
     yielded."""
+
+
+def in_place(rows: Sequence[int]) -> int:
+    """How many of a tree's rows, in the order that they are to have, lie so already."""
+    return next((at for at, row in enumerate(rows) if at != row), len(rows))
