@@ -11,8 +11,10 @@ import mlx.core as mx
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
 from dflash_local.branches import Branches
 from dflash_local.errors import EngineError
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.sampling import SamplingParams
 
+from .mlx_advice import Asked
 from .mlx_choice import Chooser, Greedy, chooser
 from .mlx_draft import Draft
 from .mlx_host import read_float, read_ints, submit, wait
@@ -145,19 +147,19 @@ class MlxBackend:
         best = mx.topk(self._last_logits()[0].astype(mx.float32), 2)
         return read_float(mx.abs(best[0] - best[1]))
 
-    def propose(self, pending: int, count: int) -> MlxProposal:
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> MlxProposal:
         """Submit the draft's pass; nothing is waited for."""
         self._check_whole()
         if count == 0 or self._draft is None:
             return MlxProposal(pending, None, 0)
-        anchor = mx.array([pending], dtype=mx.int32)
+        asked = Asked(mx.array([pending], dtype=mx.int32), found)
         with self._or_broken():
             self._project(self._draft)
             if self._branching and count > 1:
-                tree = self._draft.branch(anchor, count)
+                tree = self._draft.branch(asked, count)
                 submit(tree.ids, tree.sees)
                 return MlxProposal(pending, None, count, tree)
-            drafted = self._draft.propose(anchor, count, self._chooser, self._penalties.adjust)
+            drafted = self._draft.propose(asked, count, self._chooser, self._penalties.adjust)
             submit(drafted.ids)
         return MlxProposal(pending, drafted, count)
 

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from dflash_local.draft_config import DraftConfig
 
+from .mlx_advice import Asked
 from .mlx_attention import attention
 from .mlx_cache import FullCache, WindowCache
 from .mlx_choice import Chooser
@@ -41,12 +42,12 @@ class Draft(Protocol):
         """Take the tapped states ``[rows, taps * hidden]`` of the next positions as context."""
         ...
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
-        """``count`` ids after ``anchor``, an id of shape ``[1]`` right behind the context."""
+    def propose(self, asked: Asked, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
+        """``count`` ids after an anchor right behind the context."""
         ...
 
-    def branch(self, anchor: mx.array, count: int) -> Tree:
-        """A tree of ``count`` ids behind ``anchor``."""
+    def branch(self, asked: Asked, count: int) -> Tree:
+        """A tree of ``count`` ids behind an anchor."""
         ...
 
     def crop(self, length: int) -> None:
@@ -149,18 +150,20 @@ class MlxDraft:
             keys = self._rope(self._rms(kv[index, 0][None], layer.k_norm), cache.offset)
             cache.update_and_fetch(keys, kv[index, 1][None])
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
-        """Ids for the ``count`` slots behind ``anchor``."""
+    def propose(self, asked: Asked, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
+        """Ids for the ``count`` slots behind an anchor."""
+        anchor = asked.anchor
         states = self.slots(anchor, count)
-        scores = adjust(self.scores(states), anchor)
+        scores = asked.advise(adjust(self.scores(states), anchor))
         if self.selector is None:
             return chooser.draft(scores)
         return chooser.path(self.selector.lattice(scores, states, anchor))
 
-    def branch(self, anchor: mx.array, count: int) -> Tree:
-        """The ``count`` likeliest continuations of ``anchor``."""
+    def branch(self, asked: Asked, count: int) -> Tree:
+        """The ``count`` likeliest continuations of an anchor."""
+        anchor = asked.anchor
         states = self.slots(anchor, min(count, self.config.block_size - 1))
-        scores = self.scores(states)
+        scores = asked.advise(self.scores(states))
         if self.selector is None:
             return grow(anchor, independent(scores, count), count)
         return grow(anchor, dependent(self.selector.lattice(scores, states, anchor)), count)

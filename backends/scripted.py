@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
 from dflash_local.errors import OptionError
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.prompting import Message
 from dflash_local.sampling import SamplingParams
 from dflash_local.text import ThinkTags
@@ -76,6 +77,7 @@ class ScriptedBackend:
         accepts: how many drafted ids are right.
         round_ms: time that a verify takes, slept.
         token_ms: time per fed token in a prefill, slept.
+        draft_ms: time that a draft takes, slept.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class ScriptedBackend:
         stop_ids: Sequence[int] = (END,),
         round_ms: float = 0.0,
         token_ms: float = 0.0,
+        draft_ms: float = 0.0,
     ) -> None:
         self._target = target
         self._accepts = accepts
         self._round_ms = round_ms
         self._token_ms = token_ms
+        self._draft_ms = draft_ms
         self._cache: list[int] = []
         self._draft_rows = 0
         self._pending_rows = 0
@@ -165,8 +169,8 @@ class ScriptedBackend:
         assert self._has_logits, "no logits: extend first"
         return 1.0
 
-    def propose(self, pending: int, count: int) -> ScriptedProposal:
-        """``count`` ids, the first of them as right as the accept rule says."""
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> ScriptedProposal:
+        """``count`` ids, advised or not, the first of them as right as the accept rule says."""
         assert self._open is None, "propose inside an open block"
         assert 0 <= count < max(2, self._info.block_size), f"count {count} outside the block"
         assert self.position + count + 1 <= self._info.context, "past the context"
@@ -176,6 +180,7 @@ class ScriptedBackend:
             best = self._target(history)
             history.append(best if index < right else (best + 1) % self._info.vocab_size)
         if count:
+            time.sleep(self._draft_ms / 1000.0)
             self._project()
         return ScriptedProposal(tuple(history[len(self._cache) :]), min(right, count))
 
@@ -260,6 +265,7 @@ def open_scripted(
     context: int = 65536,
     round_ms: float = 0.0,
     token_ms: float = 0.0,
+    draft_ms: float = 0.0,
     tags: ThinkTags | None = None,
 ) -> tuple[ScriptedBackend, ByteTokenizer]:
     """A chat of canned replies: an ``Engine`` opener once its arguments are bound."""
@@ -270,5 +276,6 @@ def open_scripted(
         context=context,
         round_ms=round_ms,
         token_ms=token_ms,
+        draft_ms=draft_ms,
     )
     return backend, ByteTokenizer(tags)

@@ -12,10 +12,12 @@ import torch
 
 from dflash_local.backend import BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
 from dflash_local.branches import Branches
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.sampling import SamplingParams
 
 from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser, chooser
+from .torch_advice import pack
 from .torch_cache import SLICE
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs
@@ -165,19 +167,23 @@ class TorchBackend:
         return float((best[0] - best[1]).item())
 
     @_on_device
-    def propose(self, pending: int, count: int) -> TorchProposal:
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> TorchProposal:
         """Draft ``count`` ids after ``pending``."""
-        anchor = self._ids((pending,))
         if count == 0 or self._draft is None:
+            anchor = self._ids((pending,))
             return TorchProposal(anchor, Drafted(anchor[1:]), 0.0)
         begun = perf_counter()
+        branching = self._branching and count > 1
+        slots = min(count, self._info.block_size - 1) if branching else count
+        known = found.within(self._draft.config.vocab_size or self._info.vocab_size)
+        packed = pack(pending, known, slots, self.device)
         self._project()
         tree: Tree | None = None
-        if self._branching and count > 1:
-            tree = self._round.branch(anchor, count)
+        if branching:
+            tree = self._round.branch(packed, count)
             block, drafted = tree.ids, Drafted(tree.ids[1:])
         else:
-            block, drafted = self._round.draft(anchor, count, self._chooser, self._history)
+            block, drafted = self._round.draft(packed, count, self._chooser, self._history)
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
         return TorchProposal(block, drafted, draft_ms, tree)
 

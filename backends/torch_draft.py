@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from dflash_local.draft_config import DraftConfig
 
+from .torch_advice import Asked, advise
 from .torch_attention import folded_attention
 from .torch_draft2 import Convolution, Selector
 from .torch_draft_context import ContextShape, DraftContext, SlicedContext
@@ -96,13 +97,17 @@ class TorchDraft:
         self._head = self._own_head or head
         offsets = None if own_head is None else weights.get("d2t")
         del own_head, head_rows
-        self._ids = None
-        """The target's ids of a reduced vocabulary; None where there is only one vocabulary."""
+        self._ids = self._columns = None
+        """The target's ids of a reduced vocabulary, and the other way round; None where there is
+        only one vocabulary. What the draft cannot say has one more column together."""
         if offsets is not None:
+            assert config.vocab_size is not None
             self._ids = torch.arange(len(offsets), device=offsets.device) + offsets
+            self._columns = torch.full_like(self._ids[:1], len(offsets)).repeat(config.vocab_size)
+            self._columns[self._ids] = torch.arange(len(offsets), device=offsets.device)
         self.selector = None if config.v2 is None else Selector(weights, config.v2)
         """Chooses a path through the slots' best ids; None where slots are independent."""
-        self._extra = [t for t in (own_rows, self._ids) if t is not None]
+        self._extra = [t for t in (own_rows, self._ids, self._columns) if t is not None]
         fc = weights["fc.weight"]
         self.device, self.dtype = fc.device, fc.dtype
         self._fc = maker("draft.fc", fc)
@@ -192,9 +197,21 @@ class TorchDraft:
         whole = scores.new_full((scores.shape[0], self.config.vocab_size), float("-inf"))
         return whole.index_copy_(1, self._ids, scores)
 
-    def named(self, columns: torch.Tensor) -> torch.Tensor:
-        """The target's ids of columns of ``scores``."""
-        return columns if self._ids is None else self._ids[columns]
+    def advised(self, scores: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """Scores with the advice in them; for ids that the draft cannot say they have a column
+        more."""
+        if self._columns is None:
+            return advise(scores, asked.ids, asked.odds)
+        wider = F.pad(scores, (0, 1), value=float("-inf"))
+        return advise(wider, self._columns[asked.ids], asked.odds)
+
+    def named(self, columns: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """The target's ids of columns ``[slots, ...]`` of advised scores."""
+        if self._ids is None:
+            return columns
+        advice = asked.ids.view(-1, *[1] * (columns.dim() - 1))
+        own = self._ids[columns.clamp(max=len(self._ids) - 1)]
+        return torch.where(columns < len(self._ids), own, advice)
 
     def _attend(
         self,

@@ -14,6 +14,7 @@ import torch
 
 from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser
+from .torch_advice import Asked, advise, unpack
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs, Key
 from .torch_probs import Drafted, Lattice
@@ -39,34 +40,35 @@ class DeviceRound:
 
     def draft(
         self,
-        anchor: torch.Tensor,
+        packed: torch.Tensor,
         count: int,
         chooser: Chooser,
         history: PenaltyHistory[torch.Tensor],
     ) -> tuple[torch.Tensor, Drafted]:
-        """The block ``[count + 1]`` behind an anchor ``[1]``, and its drafted ids."""
+        """The block ``[count + 1]`` behind a packed anchor, and its drafted ids."""
         draft = self._draft
         assert draft is not None
         rows = count + 1
         bucket = draft.context.bucket_for(rows)
         if _greedy(chooser, history):
             greedy = partial(self._greedy_block, draft, count)
-            (block,) = self._graphs.run(_key("draft", rows, bucket), greedy, anchor)
+            (block,) = self._graphs.run(_key("draft", rows, bucket), greedy, packed)
             return block, Drafted(block[1:])
+        asked = unpack(packed)
         slots = partial(self._slots, draft, count)
-        scores, states = self._graphs.run(_key("slots", rows, bucket), slots, anchor)
-        scores = history.adjust(scores, anchor)
-        drafted = self._chosen(draft, scores, states, anchor, chooser)
-        return torch.cat((anchor, drafted.ids)), drafted
+        scores, states = self._graphs.run(_key("slots", rows, bucket), slots, asked.anchor)
+        scores = advise(history.adjust(scores, asked.anchor), asked.ids, asked.odds)
+        drafted = self._chosen(draft, scores, states, asked.anchor, chooser)
+        return torch.cat((asked.anchor, drafted.ids)), drafted
 
-    def branch(self, anchor: torch.Tensor, count: int) -> Tree:
-        """The tree of ``count`` drafted ids behind an anchor ``[1]``."""
+    def branch(self, packed: torch.Tensor, count: int) -> Tree:
+        """The tree of ``count`` drafted ids behind a packed anchor, grown from as many slots as
+        there is room for advice on."""
         draft = self._draft
         assert draft is not None
-        slots = min(count, draft.config.block_size - 1)
-        key = _key("tree", count + 1, draft.context.bucket_for(slots + 1))
-        grown = partial(self._grown, draft, slots, count)
-        return Tree(*self._graphs.run(key, grown, anchor))
+        key = _key("tree", count + 1, draft.context.bucket_for(len(packed) // 2 + 1))
+        grown = partial(self._grown, draft, count)
+        return Tree(*self._graphs.run(key, grown, packed))
 
     def descend(self, tree: Tree) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Verify a tree: accepted and next, then ids and their rows in the tree, the accepted
@@ -113,27 +115,27 @@ class DeviceRound:
         draft.context.advance(rows)
 
     def _greedy_block(
-        self, draft: TorchDraft, count: int, anchor: torch.Tensor
+        self, draft: TorchDraft, count: int, packed: torch.Tensor
     ) -> Sequence[torch.Tensor]:
-        states = draft.slots(anchor, count)
+        asked = unpack(packed)
+        states = draft.slots(asked.anchor, count)
         scores = draft.scores(states)
         if draft.selector is None:
-            ids = draft.named(self._greedy.draft(scores).ids)
+            ids = draft.named(self._greedy.draft(draft.advised(scores, asked)).ids, asked)
         else:
-            ids = self._chosen(draft, draft.spread(scores), states, anchor, self._greedy).ids
-        return (torch.cat((anchor, ids)),)
+            ids = self._greedy.path(_advised_lattice(draft, scores, states, asked)).ids
+        return (torch.cat((asked.anchor, ids)),)
 
-    def _grown(
-        self, draft: TorchDraft, slots: int, count: int, anchor: torch.Tensor
-    ) -> Sequence[torch.Tensor]:
-        states = draft.slots(anchor, slots)
+    def _grown(self, draft: TorchDraft, count: int, packed: torch.Tensor) -> Sequence[torch.Tensor]:
+        asked = unpack(packed)
+        states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
         if draft.selector is None:
-            lattice = independent(scores, count)
-            lattice = Lattice(draft.named(lattice.candidates), lattice.scores)
+            lattice = independent(draft.advised(scores, asked), count)
+            lattice = Lattice(draft.named(lattice.candidates, asked), lattice.scores)
         else:
-            lattice = dependent(draft.selector.lattice(draft.spread(scores), states, anchor))
-        tree = grow(anchor, lattice, count)
+            lattice = dependent(_advised_lattice(draft, scores, states, asked))
+        tree = grow(asked.anchor, lattice, count)
         return tree.ids, tree.parents, tree.depths, tree.sees
 
     def _descended(self, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -171,6 +173,14 @@ class DeviceRound:
     def _logits(self, block: torch.Tensor) -> Sequence[torch.Tensor]:
         logits = self._target.logits(self._target.forward(block))
         return (logits,) if self._draft is None else (logits, self._target.features())
+
+
+def _advised_lattice(
+    draft: TorchDraft, scores: torch.Tensor, states: torch.Tensor, asked: Asked
+) -> Lattice:
+    assert draft.selector is not None
+    whole = advise(draft.spread(scores), asked.ids, asked.odds)
+    return draft.selector.lattice(whole, states, asked.anchor)
 
 
 def _greedy(chooser: Chooser, history: PenaltyHistory[torch.Tensor]) -> bool:

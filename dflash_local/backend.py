@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_local.branches import Branches
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.sampling import SamplingParams
 
 
@@ -157,8 +158,11 @@ class Backend(Protocol):
         """
         ...
 
-    def propose(self, pending: int, count: int) -> Proposal:
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> Proposal:
         """Draft ``count`` ids after ``pending``, the newest token, which is in no cache.
+
+        ``found`` is advice on the slots of the draft, which makes the ids in it likelier by their
+        odds; a backend may do without.
 
         0 skips the draft. Where the sampling lets it, the ids may be a tree instead of a path: the
         likeliest continuations of the anchor. The result may be lazy. A proposal that is never

@@ -80,6 +80,8 @@ class BenchReport:
     """Rows of one verify; None: the width followed what pays."""
     branching: bool
     """Whether drafts were trees where they could be."""
+    lookup: bool
+    """Whether drafts had advice from what the context repeats."""
     repeats: int
     plain: Speed
     speculative: Speed
@@ -126,6 +128,7 @@ def run(
     repeats: int = 1,
     thinking: bool | None = None,
     branching: bool = True,
+    lookup: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
     """Answer every prompt both ways, greedily, from a cold cache, ``repeats`` times.
@@ -150,6 +153,7 @@ def run(
         repeats=repeats,
         thinking=thinking,
         branching=branching,
+        lookup=lookup,
         progress=progress,
     )
     passes = [[(plain, drafted) for plain, drafted in replies] for replies in answers]
@@ -160,6 +164,7 @@ def run(
         setup=setup,
         block=block,
         branching=branching and engine.info.branching,
+        lookup=lookup,
         repeats=repeats,
         plain=_speed(passes, 0),
         speculative=_speed(passes, 1),
@@ -194,6 +199,7 @@ def in_turn(
     repeats: int,
     thinking: bool | None,
     branching: bool = True,
+    lookup: bool = True,
     progress: Callable[[int, int], None],
 ) -> list[list[list[Reply]]]:
     """Answer each text once per pass and block, from a cold cache; every block is first in turn.
@@ -203,7 +209,7 @@ def in_turn(
     """
 
     def answer(text: str, block: int | None, tokens: int) -> Reply:
-        sampling = SamplingParams(max_tokens=tokens, branching=branching)
+        sampling = SamplingParams(max_tokens=tokens, branching=branching, lookup=lookup)
         return engine.complete(text, sampling, block=block, thinking=thinking, reuse=False)
 
     for block in blocks:  # a warm-up

@@ -116,7 +116,8 @@ def _bench(report: BenchReport, markdown: bool) -> list[str]:
         ("accepted at", "  ".join(f"d{p.position} {p.rate:.0%}" for p in report.positions)),
         (
             "drafts",
-            f"{'trees' if report.branching else 'paths'}, {report.draft_rate:.0%} accepted",
+            f"{'trees' if report.branching else 'paths'}{' with lookup' if report.lookup else ''}, "
+            f"{report.draft_rate:.0%} accepted",
         ),
         ("plain step", _split(report.plain_split)),
         ("round", _split(report.split) if report.split else "none drafted"),

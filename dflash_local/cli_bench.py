@@ -17,10 +17,10 @@ from dflash_local.bench_sweep import run_sweep
 from dflash_local.bench_view import Report, as_json, as_text
 from dflash_local.cli_load import (
     block_argument,
+    drafting_arguments,
     load_arguments,
     open_engine,
     thinking_arguments,
-    tree_argument,
 )
 from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)"
     )
     block_argument(parser)
-    tree_argument(parser)
+    drafting_arguments(parser)
     parser.add_argument(
         "--sweep", action="store_true", help="auto against every fixed width, plain included"
     )
@@ -112,8 +112,9 @@ def _check(args: argparse.Namespace) -> None:
         raise OptionError("--sweep tries every block.", "Leave --block out.")
     if args.repeats != 1 and (args.depths or sampled):
         raise OptionError(f"--repeats does not go with {chosen_modes[0]}.", "Leave it out.")
-    if not args.branching and chosen_modes:
-        raise OptionError(f"--no-tree does not go with {chosen_modes[0]}.", "Leave it out.")
+    for name, kept in (("--no-tree", args.branching), ("--no-lookup", args.lookup)):
+        if not kept and chosen_modes:
+            raise OptionError(f"{name} does not go with {chosen_modes[0]}.", "Leave it out.")
     if args.repeats < 1:
         raise OptionError(f"--repeats is {args.repeats}.", "Give 1 or more.")
     if args.max_tokens < 1:
@@ -161,6 +162,7 @@ def _report(engine: Engine, args: argparse.Namespace) -> Report:
         repeats=args.repeats,
         thinking=args.think,
         branching=args.branching,
+        lookup=args.lookup,
         progress=_show,
     )
 

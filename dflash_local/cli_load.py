@@ -80,13 +80,19 @@ def block_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def tree_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare how drafts may look."""
+def drafting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how drafts come about."""
     parser.add_argument(
         "--no-tree",
         dest="branching",
         action="store_false",
         help="draft one path, the best id of every slot, instead of the likeliest continuations",
+    )
+    parser.add_argument(
+        "--no-lookup",
+        dest="lookup",
+        action="store_false",
+        help="let the draft stand alone, without advice from what the context repeats",
     )
 
 
@@ -158,7 +164,7 @@ def sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--frequency-penalty", type=float, default=default.frequency_penalty, metavar="X"
     )
-    tree_argument(parser)
+    drafting_arguments(parser)
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="may be repeated"
     )
@@ -183,4 +189,5 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
         stop=tuple(args.stop),
         max_tokens=args.max_tokens,
         branching=args.branching,
+        lookup=args.lookup,
     )

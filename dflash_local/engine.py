@@ -18,12 +18,13 @@ from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
 from dflash_local.events import Done, Event, Piece, Reason, Resumed, Round, Text, Usage
+from dflash_local.lookup import Lookup
 from dflash_local.loop import generate
 from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt, check_ids
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import StatsSummary
 from dflash_local.text import ReplyText
-from dflash_local.width import AutoWidth, FixedWidth, Width
+from dflash_local.width import AutoWidth, FixedWidth, TwoWidths, Width
 
 _T = TypeVar("_T")
 
@@ -259,11 +260,13 @@ class Engine:
         if block is None:
             # What pays depends on the clock, and drafted ids on the width: a seeded answer that
             # is to be the same again keeps to one width.
-            seeded = sampling.seed is not None and not sampling.greedy
-            if self.costs is None or seeded:
+            if self.costs is None or sampling.repeatable:
                 return FixedWidth(self.info.block_size - 1)
             rows = self.info.rows(sampling)
-            return self._widths.setdefault(rows, AutoWidth(self.costs.of(rows)))
+            if rows not in self._widths:
+                costs = self.costs.of(rows)
+                self._widths[rows] = TwoWidths(AutoWidth(costs), AutoWidth(costs))
+            return self._widths[rows]
         # Beyond the trained block only trees go on; a path is drafted as long as it was trained.
         most = max(1, self.info.rows(SamplingParams(branching=sampling.branching)))
         if block < 0 or block > most:
@@ -313,6 +316,7 @@ class Engine:
             opened.put(error)
             return
         backend, tokenizer, _ = loaded
+        lookup = Lookup()
         opened.put(loaded)
         while (item := self._inbox.get()) is not None:
             if isinstance(item, _Call):
@@ -320,7 +324,7 @@ class Engine:
                     self._held = []
                 continue
             try:
-                self._answer(backend, tokenizer, item)
+                self._answer(backend, tokenizer, lookup, item)
             except BaseException as error:
                 self._held = []
                 item.events.put(_explained(error))
@@ -335,15 +339,20 @@ class Engine:
         reached = backend.rewind(len(prefix))
         self._held = prefix[:reached]
 
-    def _answer(self, backend: Backend, tokenizer: ChatTokenizer, request: _Request) -> None:
-        prompt = request.prompt
+    def _answer(
+        self, backend: Backend, tokenizer: ChatTokenizer, lookup: Lookup, request: _Request
+    ) -> None:
+        prompt, sampling = request.prompt, request.sampling
+        # What was learnt from other answers must not change one that is to be the same again.
+        lookup = Lookup() if sampling.repeatable else lookup
+        lookup.clear()
         ids = [*prompt.ids, *prompt.said]
-        backend.configure(request.sampling)
+        backend.configure(sampling)
         shared = _shared_prefix(self._held, ids) if request.reuse else 0
         self._feed(backend, ids[: min(shared, len(ids) - 1)])
         reader = ReplyText(
             tokenizer.decode,
-            request.sampling.stop,
+            sampling.stop,
             tokenizer.tags,
             "think" if prompt.in_thinking else "answer",
         )
@@ -352,9 +361,10 @@ class Engine:
         for event in generate(
             backend,
             ids,
-            request.sampling,
+            sampling,
             width=request.width,
             reader=reader,
+            lookup=lookup if sampling.lookup and backend.info.block_size > 1 else None,
             stop_ids=frozenset((*backend.info.stop_ids, *tokenizer.stop_ids)),
             cancelled=request.stop.is_set,
         ):

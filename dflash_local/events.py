@@ -53,6 +53,8 @@ class Round:
     """Nothing was drafted because drafting does not pay here at the moment."""
     branches: Branches | None = None
     """How the draft branched; None where each id followed the one before."""
+    advised: bool = False
+    """Whether the newest ids stood in the context before, so that the draft had advice."""
 
     @property
     def depth(self) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 from dflash_local.backend import Backend, Verdict
 from dflash_local.errors import ContextFull, OptionError
 from dflash_local.events import Done, Event, Origin, Piece, Prefill, Reason, Round, Text, Usage
+from dflash_local.lookup import NOTHING, Found, Lookup
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import DraftStats
 from dflash_local.width import Width
@@ -91,6 +92,7 @@ def generate(
     *,
     width: Width,
     reader: Reader,
+    lookup: Lookup | None = None,
     stop_ids: frozenset[int],
     cancelled: Callable[[], bool] = lambda: False,
     prefill_slice: int = PREFILL_SLICE,
@@ -98,7 +100,8 @@ def generate(
     """Answer ``prompt``, of which ``backend.position`` ids are in the caches already.
 
     The caller has rewound the backend to a prefix of ``prompt`` shorter than it, and configured
-    its sampling. ``cancelled`` is asked between prefill slices and between rounds.
+    its sampling. ``cancelled`` is asked between prefill slices and between rounds. ``lookup`` is
+    empty; it is told every id and advises the drafts.
 
     Yields:
         ``Prefill``, then per round a ``Round`` and, where text came free, a ``Text``; ``Done``
@@ -138,22 +141,31 @@ def generate(
             stats=summary,
         )
 
-    def count() -> int:
+    def count(found: Found) -> int:
         """Ids to draft next: the wish, within the rows, the answer's limit and the context."""
-        room = answer.room()
+        room, wish = answer.room(), width.next(backend.position, advised=bool(found.ids))
         most = min(rows, info.context - backend.position) - 1
-        return max(0, min(width.next(backend.position), most, most if room is None else room))
+        return max(0, min(wish, most, most if room is None else room))
+
+    def tell(ids: Sequence[int]) -> None:
+        if lookup is not None:
+            lookup.extend(ids)
 
     yield Prefill(reused, total, reused)
+    told = 0
     while backend.position < total:
         if cancelled():
             yield done("cancelled")
             return
         start = backend.position
         backend.extend(prompt[start : min(total, start + prefill_slice - start % prefill_slice)])
+        # Behind it, as a device may work on the slice meanwhile.
+        tell(prompt[told : backend.position])
+        told = backend.position
         yield Prefill(backend.position, total, reused)
 
     answer.take((backend.sample(),), ("first",))
+    tell(answer.tokens)
     prefill_ms = 1000.0 * (perf_counter() - started)
     round_: Round | None = None
     index, pieces = 0, reader.pieces()
@@ -167,7 +179,8 @@ def generate(
         # that works in the background drafts while text is shown.
         proposal = None
         if answer.reason is None:
-            proposal = backend.propose(answer.tokens[-1], count())
+            found = NOTHING if lookup is None else lookup.ahead(info.block_size - 1)
+            proposal = backend.propose(answer.tokens[-1], count(found), found)
         else:
             pieces += reader.flush()
         wall_ms = 1000.0 * (perf_counter() - begun)
@@ -181,6 +194,7 @@ def generate(
         verdict = backend.verify(proposal)
         keep = answer.take(verdict.tokens, _origins(verdict))
         backend.commit(keep)
+        tell(answer.tokens[-keep:])
         wall_ms += 1000.0 * (perf_counter() - begun)
         index += 1
         round_ = Round(
@@ -194,6 +208,7 @@ def generate(
             position=backend.position,
             parked=width.parked and not verdict.drafted,
             branches=verdict.branches,
+            advised=bool(found.ids),
         )
         stats.add(round_)
         width.observe(round_)

@@ -51,6 +51,9 @@ class SamplingParams:
     branching: bool = True
     """Draft a tree of the likeliest continuations, where the backend can and tokens are the best
     ones; False drafts the best id of every slot. The text is the same."""
+    lookup: bool = True
+    """Advise drafts with what followed the same ids earlier in the context. The text, or where it
+    is drawn its distribution, is the same."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     max_tokens: int | None = None
@@ -95,9 +98,9 @@ class SamplingParams:
                 if not all(isinstance(text, str) for text in listed):
                     raise OptionError(f"stop is {value!r}.", "Give strings.")
                 continue
-            if name == "branching":
+            if name in ("branching", "lookup"):
                 if not isinstance(value, bool):
-                    raise OptionError(f"branching is {value!r}.", "Give True or False.")
+                    raise OptionError(f"{name} is {value!r}.", "Give True or False.")
                 continue
             if name == "acceptance" or (value is None and name in optional):
                 continue
@@ -113,6 +116,11 @@ class SamplingParams:
         Below the coldest temperature scores leave the range of fp32 when they are divided by it.
         """
         return self.temperature < _COLDEST or self.top_p == 0.0 or self.top_k == 1
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same draws are asked for, as a seed does where tokens are drawn."""
+        return self.seed is not None and not self.greedy
 
     @property
     def branches(self) -> bool:

@@ -44,8 +44,9 @@ class Width(Protocol):
         """Whether drafting rests because it does not pay here."""
         ...
 
-    def next(self, position: int) -> int:
-        """Ids to draft at this context depth; 0 is a plain step."""
+    def next(self, position: int, *, advised: bool = False) -> int:
+        """Ids to draft at this context depth; 0 is a plain step. ``advised`` is whether the newest
+        ids stood in the context before."""
         ...
 
     def observe(self, round_: RoundFigures) -> None:
@@ -64,7 +65,7 @@ class FixedWidth:
         """Never: a fixed width is somebody's wish."""
         return False
 
-    def next(self, position: int) -> int:
+    def next(self, position: int, *, advised: bool = False) -> int:
         """The count, at any depth."""
         return self.count
 
@@ -117,7 +118,7 @@ class AutoWidth:
             totals.append(totals[-1] + gain)
         return totals
 
-    def next(self, position: int) -> int:
+    def next(self, position: int, *, advised: bool = False) -> int:
         """The best count; while parked 0, or now and then the best of the others."""
         speeds = [tokens / ms for tokens, ms in zip(self.expected(), self._cost, strict=True)]
         drafting = max(range(1, len(speeds)), key=speeds.__getitem__, default=0)
@@ -167,3 +168,31 @@ class AutoWidth:
             if index < count:
                 self._hits[index] += index + 1 in ranks
                 self._others[index] += 1 + sum(rank <= index for rank in ranks)
+
+
+class TwoWidths:
+    """One width for rounds with advice and one for those without: where the context repeats
+    itself, far more ids are right.
+
+    Args:
+        alone: for rounds in which the draft stands alone.
+        advised: for the others.
+    """
+
+    def __init__(self, alone: Width, advised: Width) -> None:
+        self._alone, self._advised = alone, advised
+        self._used = alone
+
+    @property
+    def parked(self) -> bool:
+        """Whether drafting rests in rounds like the last one."""
+        return self._used.parked
+
+    def next(self, position: int, *, advised: bool = False) -> int:
+        """The wish of the width for such rounds."""
+        self._used = self._advised if advised else self._alone
+        return self._used.next(position, advised=advised)
+
+    def observe(self, round_: RoundFigures) -> None:
+        """Taught to the width that was asked."""
+        self._used.observe(round_)

@@ -21,7 +21,8 @@ from .prompts import Asked
 class Worth:
     """Acceptance over the held-out prompts, greedy, in the draft's whole block.
 
-    Of paths: they show what the draft itself is worth, trees yield more from the same draft.
+    Of paths and without advice from the context: they show what the draft itself is worth, the
+    engine gets more from the same draft.
     """
 
     prompts: int
@@ -42,7 +43,7 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Worth:
     """Answer every prompt with the draft in ``draft``."""
-    sampling = SamplingParams(max_tokens=max_tokens, branching=False)
+    sampling = SamplingParams(max_tokens=max_tokens, branching=False, lookup=False)
     replies: list[Reply] = []
     with load(target, draft=draft, backend="torch") as engine:
         block = engine.info.block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -152,8 +153,8 @@ def test_waiting_features_are_bounded(open_backend: Opener) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_the_loop_gives_plain_ids_at_every_width(backend: Backend, count: int) -> None:
     truth = plain(backend, PROMPT, 60)
-    for branching in (False, True):
-        end = done(run(backend, count=count, max_tokens=60, branching=branching))
+    for branching, lookup in product((False, True), repeat=2):
+        end = done(run(backend, count=count, max_tokens=60, branching=branching, lookup=lookup))
         assert end.tokens == tuple(truth)
 
 

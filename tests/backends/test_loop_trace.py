@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_local.backend import Backend, BackendInfo, Coverage, MemoryFigures, Proposal, Verdict
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.sampling import SamplingParams
 from tests.support.driving import done, run
 from tests.support.kits import DATA, Kit, Options
@@ -55,9 +56,9 @@ class Recorder:
     def margin(self) -> float:
         return self._inner.margin()
 
-    def propose(self, pending: int, count: int) -> Proposal:
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> Proposal:
         self.rounds.append({"start": self.position, "pending": pending, "count": count})
-        proposal = self._inner.propose(pending, count)
+        proposal = self._inner.propose(pending, count, found)
         self.rounds[-1]["draft_len"] = self.coverage.draft
         return proposal
 

@@ -113,5 +113,5 @@ def test_the_demo_pair() -> None:
         lambda: TorchKit().open(target, demo.draft_folder(), options),
         HubTokenizer(target),
         history,
-        16,
+        48,
     )

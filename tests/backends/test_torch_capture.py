@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from dflash_local.backends.torch_backend import TorchBackend  # noqa: E402
 from dflash_local.backends.torch_graphs import Graphs  # noqa: E402
 from dflash_local.backends.torch_load import open_pair  # noqa: E402
+from dflash_local.lookup import NOTHING, Found, Lookup  # noqa: E402
 from dflash_local.sampling import SamplingParams  # noqa: E402
 from tests.support.draft_files import v2_pair  # noqa: E402
 from tests.support.driving import PROMPT  # noqa: E402
@@ -87,11 +88,13 @@ def test_a_round_reads_the_device_once(family: str, make: Any, fixed: bool, tmp_
     with CountReads() as counting:
         pending = backend.sample()
         assert sum(counting.reads.values()) == 1, "the counter counts"
+        found = Lookup()
+        found.extend((*PROMPT, *PROMPT))
         for count, branching in product((3, 3, 0, 2, 1, 0, 3), (False, True)):
             backend.configure(SamplingParams(branching=branching))
             counting.reads.clear()
             with NoReads():  # type: ignore[no-untyped-call]
-                proposal = backend.propose(pending, count)
+                proposal = backend.propose(pending, count, found.ahead(3))
                 assert not counting.reads
                 verdict = backend.verify(proposal)
                 assert counting.reads == Counter(tolist=1)
@@ -197,7 +200,8 @@ def check_hundred_rounds(
     pending = backend.sample()
     monkeypatch.setattr(Graphs, "run", traced)
     for index in range(100):
-        verdict = backend.verify(backend.propose(pending, 3))
+        advice = Found((5, 6, 7), (0.4, 0.5, 0.6)) if index % 3 else NOTHING
+        verdict = backend.verify(backend.propose(pending, 3, advice))
         backend.commit(1 + index % 4)
         pending = verdict.next
     # All ran at one key each, except that as many kinds of context writes as kept rows.

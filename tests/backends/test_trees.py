@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.backend import Backend
 from dflash_local.sampling import SamplingParams
 from tests.support.draft_files import v2_pair
 from tests.support.driving import PROMPT, done, one_round, plain, run
-from tests.support.kits import Kit, Options, TorchKit, model_kits
+from tests.support.kits import Kit, Options, all_kits, model_kits
 from tests.support.tiny import loop_pair
 from tests.support.trees import around, proposal
 
@@ -60,6 +59,7 @@ def libraries() -> list[Library]:
 
 each_library = pytest.mark.parametrize("library", libraries(), ids=lambda library: library.name)
 each_kit = pytest.mark.parametrize("kit", model_kits(), ids=lambda kit: kit.name)
+every_kit = pytest.mark.parametrize("kit", all_kits(), ids=lambda kit: kit.name)
 
 
 def paths(tree: Any) -> list[Ids]:
@@ -169,23 +169,6 @@ def test_the_target_goes_down_its_own_ids(library: Library, count: int, seed: in
     assert figures.tolist() == [len(walked) - 1, chosen[row]]
     assert order.tolist()[: len(walked)] == walked
     assert sorted(order.tolist()) == list(range(len(ids)))
-
-
-class FixedKit(TorchKit):
-    """PyTorch at fixed addresses."""
-
-    name = "torch, fixed"
-
-    def open(self, target: Path, draft: Path | None, options: Options) -> Backend:
-        """As a card would run it."""
-        from dflash_local.backends.torch_load import open_pair
-
-        backend: Backend = open_pair(target, draft, options, lambda step: None, graphs=True)
-        return backend
-
-
-ALL: list[Kit] = [*model_kits(), *([FixedKit()] if find_spec("torch") else [])]
-every_kit = pytest.mark.parametrize("kit", ALL, ids=lambda kit: kit.name)
 
 
 @every_kit

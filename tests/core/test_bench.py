@@ -109,7 +109,7 @@ def test_a_spread_is_a_median_between_extremes() -> None:
 
 
 def test_a_sweep_counts_plain_decoding_among_the_fixed_widths() -> None:
-    with opened(accepts=(0,), round_ms=1.0) as engine:
+    with opened(accepts=(0,), round_ms=1.0, draft_ms=3.0) as engine:
         report = run_sweep(engine, {n: chosen(1, n) for n in ("chat", "code")}, max_tokens=16)
     (chat, code) = report.sets
     assert [width.block for width in chat.fixed] == [0, 2, 3, 4]

@@ -23,6 +23,7 @@ from dflash_local.backends.scripted import (
     replies_target,
 )
 from dflash_local.errors import OptionError
+from dflash_local.lookup import Found
 from dflash_local.prompting import Message
 from dflash_local.sampling import SamplingParams
 from dflash_local.select import LoadOptions
@@ -51,9 +52,9 @@ class Spy:
     def configure(self, sampling: SamplingParams) -> None:
         self._seen.sampling.append(sampling)
 
-    def propose(self, pending: int, count: int) -> Any:
+    def propose(self, pending: int, count: int, found: Found) -> Any:
         self._seen.counts.append(count)
-        return self._inner.propose(pending, count)
+        return self._inner.propose(pending, count, found)
 
 
 class Tokens:
@@ -120,11 +121,14 @@ PLACES: dict[str, tuple[str, str, Any]] = {
     "--draft": ("/some/draft", "draft", "/some/draft"),
     "--backend": ("mlx", "backend", "mlx"),
 }
-GENERATE = {"--plain", "--block", "--no-tree", "--think", "--no-think", "--system", "--json"}
+GENERATE = {
+    *("--plain", "--block", "--no-tree", "--no-lookup"),
+    *("--think", "--no-think", "--system", "--json"),
+}
 BENCH = {
     *("--prompts", "--set", "--repeats", "--max-tokens", "--block", "--sweep", "--depths"),
     *("--temperature", "--seed", "--think", "--no-think", "--json", "--markdown", "--plot"),
-    "--no-tree",
+    *("--no-tree", "--no-lookup"),
 }
 
 
@@ -149,16 +153,19 @@ def test_every_flag_of_bench_is_tested_here() -> None:
 
 def test_every_field_of_the_sampling_has_a_flag() -> None:
     names = {f.name for f in fields(SamplingParams)}
-    assert {name for _, name, _ in SAMPLING.values()} == names - {"acceptance", "branching"}
+    assert {name for _, name, _ in SAMPLING.values()} == names - {
+        "acceptance",
+        "branching",
+        "lookup",
+    }
 
 
 @pytest.mark.parametrize("command", [["generate", "hi"], ["bench", "--prompts", "1"]])
-@pytest.mark.parametrize("asked", [[], ["--no-tree"]])
-def test_paths_are_drafted_where_asked_for(
-    seen: Seen, command: list[str], asked: list[str]
-) -> None:
+@pytest.mark.parametrize("asked", [[], ["--no-tree"], ["--no-lookup"]])
+def test_drafts_come_about_as_asked(seen: Seen, command: list[str], asked: list[str]) -> None:
     assert cli.main([*command, *asked]) == 0
-    assert {sampling.branching for sampling in seen.sampling} == {not asked}
+    ways = {(sampling.branching, sampling.lookup) for sampling in seen.sampling}
+    assert ways == {("--no-tree" not in asked, "--no-lookup" not in asked)}
 
 
 def test_every_field_of_the_load_options_is_tested_here() -> None:

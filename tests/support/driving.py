@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dflash_local.backend import Backend, Verdict
 from dflash_local.events import Done, Event, Piece, Round
+from dflash_local.lookup import NOTHING, Found, Lookup
 from dflash_local.loop import generate
 from dflash_local.sampling import SamplingParams
 from dflash_local.text import ReplyText
@@ -22,9 +23,11 @@ def check_coverage(backend: Backend) -> None:
         assert covered.draft + covered.pending == covered.target
 
 
-def one_round(backend: Backend, pending: int, count: int, keep: int | None = None) -> Verdict:
+def one_round(
+    backend: Backend, pending: int, count: int, keep: int | None = None, found: Found = NOTHING
+) -> Verdict:
     """Propose, verify, commit; keeps what was accepted unless told otherwise."""
-    proposal = backend.propose(pending, count)
+    proposal = backend.propose(pending, count, found)
     assert proposal.rows == count + 1
     before = backend.position
     verdict = backend.verify(proposal)
@@ -56,6 +59,7 @@ def run(
     stop: Sequence[str] = (),
     prefill_slice: int = 512,
     branching: bool = True,
+    lookup: bool = False,
 ) -> list[Event]:
     """The loop from a cold cache; text is each id in brackets."""
     sampling = SamplingParams(max_tokens=max_tokens, stop=tuple(stop), branching=branching)
@@ -67,6 +71,7 @@ def run(
         prompt,
         sampling,
         width=FixedWidth(count),
+        lookup=Lookup() if lookup else None,
         reader=ReplyText(lambda ids: "".join(f"[{i}]" for i in ids), stop),
         stop_ids=frozenset(stop_ids),
         prefill_slice=prefill_slice,

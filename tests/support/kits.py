@@ -128,6 +128,19 @@ class _TorchProbe:
         return np.asarray(self._draft.context.held(layer)[1])
 
 
+class FixedKit(TorchKit):
+    """PyTorch at fixed addresses."""
+
+    name = "torch, fixed"
+
+    def open(self, target: Path, draft: Path | None, options: Options) -> Backend:
+        """As a card would run it."""
+        from dflash_local.backends.torch_load import open_pair
+
+        backend: Backend = open_pair(target, draft, options, lambda step: None, graphs=True)
+        return backend
+
+
 class MlxKit:
     """MLX on whatever device it finds."""
 
@@ -191,3 +204,8 @@ def model_kits() -> list[Kit]:
     if find_spec("mlx") and find_spec("mlx_lm"):
         kits.append(MlxKit())
     return kits
+
+
+def all_kits() -> list[Kit]:
+    """Those, and PyTorch at fixed addresses."""
+    return [*model_kits(), *([FixedKit()] if find_spec("torch") else [])]

@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes
 
+from dflash_local.backends.mlx_advice import Asked
 from dflash_local.backends.mlx_choice import Chooser
 from dflash_local.backends.mlx_draft import Adjust
 from dflash_local.backends.mlx_probs import Drafted
@@ -224,7 +225,7 @@ class ScriptedDraft:
         assert features.shape[1] == self._width
         self.length += features.shape[0]
 
-    def propose(self, anchor: mx.array, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
+    def propose(self, asked: Asked, count: int, chooser: Chooser, adjust: Adjust) -> Drafted:
         """Ids after position ``length``, where the anchor stands."""
         right = self._pattern[self._calls % len(self._pattern)]
         self._calls += 1

@@ -16,6 +16,7 @@ from dflash_local.backend import Backend, BackendInfo, Proposal, Verdict
 from dflash_local.chat import Chat, ChatOptions
 from dflash_local.engine import Engine, Opened
 from dflash_local.events import Done, Event, Round
+from dflash_local.lookup import NOTHING, Found
 from dflash_local.prompting import Message, Prompt
 from dflash_local.sampling import SamplingParams
 
@@ -54,12 +55,12 @@ class Watched:
         self._pending = self._backend.sample()
         return self._pending
 
-    def propose(self, pending: int, count: int) -> Proposal:
+    def propose(self, pending: int, count: int, found: Found = NOTHING) -> Proposal:
         assert not self._block, "a block is open"
         assert pending == self._pending, "the newest id is the one that no cache holds"
         assert self._backend.position + count + 1 <= self._backend.info.context
         self._check()
-        return self._backend.propose(pending, count)
+        return self._backend.propose(pending, count, found)
 
     def verify(self, proposal: Proposal) -> Verdict:
         verdict = self._backend.verify(proposal)
