@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Protocol
 
@@ -129,6 +130,41 @@ class HalfLinear:
         return self._size
 
 
+class ByteLinear:
+    """A weight in 8 bits, a scale per output, under states that are rounded to 8 bits as they come.
+
+    For drafts, whose rounding costs a little acceptance and never an id of the answer. The states'
+    scale is one for all rows, so an input with a few huge numbers, as a target's raw states have,
+    is not for it.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        weight = weight.float()
+        scales = weight.abs().amax(dim=1).clamp(min=1e-12).double() / 127.0
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings():
+            # The library means to give these tensors up; `has_byte_products` asks for them.
+            warnings.simplefilter("ignore")
+            rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        added = None if bias is None else bias.float()
+        self._packed = torch.ops.quantized.linear_prepack(rounded, added)
+        self._size = weight.numel() + 8 * len(weight) + tensor_bytes(added)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        # Sums of two products would leave 16 bits where the CPU has no instruction for all four;
+        # states in 7 bits do not.
+        product: torch.Tensor = torch.ops.quantized.linear_dynamic(
+            states.float(), self._packed, reduce_range=True
+        )
+        return product.to(states.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Size of weight, scales and bias."""
+        return self._size
+
+
 @cache
 def has_half_products() -> bool:
     """Whether this CPU and this build of torch multiply fp32 states with fp16 weights quickly."""
@@ -140,6 +176,12 @@ def has_half_products() -> bool:
     )
 
 
+def has_byte_products() -> bool:
+    """Whether it also multiplies weights of 8 bits with states that are rounded on the way."""
+    operators = (torch.ops.quantized, "linear_dynamic"), (torch, "quantize_per_channel")
+    return has_half_products() and all(hasattr(place, name) for place, name in operators)
+
+
 def fits_half(weight: torch.Tensor) -> bool:
     """Whether fp16 can hold every number; infinities and what is no number do not fit."""
     least, most = weight.aminmax()
@@ -149,6 +191,12 @@ def fits_half(weight: torch.Tensor) -> bool:
 def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The maker that keeps weights of a CPU in fp16; what fp16 cannot hold stays as it is."""
     return HalfLinear(weight, bias) if fits_half(weight) else dense(name, weight, bias)
+
+
+def light(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The maker for drafts on a CPU that multiplies ``half``: 8 bits, but for the projection of
+    the target's raw states."""
+    return half(name, weight, bias) if name == "draft.fc" else ByteLinear(weight, bias)
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -26,7 +26,7 @@ from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
 from .torch_kv_rows import kv_maker
 from .torch_lean import LeanTarget
-from .torch_linear import dense, half, has_half_products
+from .torch_linear import dense, half, has_byte_products, has_half_products, light
 from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
 from .torch_prequant import is_prequantised
@@ -127,6 +127,10 @@ def open_pair(
     body = plain if stored else quantiser.maker(scheme)
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
+    # Where nobody asked for anything: what a CPU drafts fastest with.
+    asked = options.dtype is not None or options.draft_bits is not None
+    lightly = halved and not asked and scheme == "none" and has_byte_products()
+    drafting = light if lightly else drafting
     if device.type == "cpu":
         torch.set_num_threads(options.threads or cpu_threads())
     steps = 3 if draft_dir else 2
@@ -207,7 +211,14 @@ def open_pair(
         stop_ids=stop_ids(target_dir, [config.eos_token_id], shape.vocab_size),
         versions=_versions(quantiser),
         branching=target.cache.branching,
-        kernels=_kernels(device, target, quantiser, options, halved=halved),
+        kernels=_kernels(
+            device,
+            target,
+            quantiser,
+            options,
+            halved=halved,
+            lightly=lightly and draft_dir is not None,
+        ),
     )
     backend = TorchBackend(info, target, draft, runner)
     if runner is not None:
@@ -269,10 +280,12 @@ def _kernels(
     options: Options,
     *,
     halved: bool,
+    lightly: bool,
 ) -> tuple[str, ...]:
     """How it runs, in words."""
     words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
     words += ["weights in fp16, computed in fp32"] if halved else []
+    words += ["draft in 8 bits"] if lightly else []
     words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")
     if quantiser.quantised_weights:
         each = quantiser.quantised_bytes / quantiser.quantised_weights

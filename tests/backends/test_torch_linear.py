@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from dflash_local.backends import torch_linear  # noqa: E402
 from dflash_local.backends.torch_linear import (  # noqa: E402
+    ByteLinear,
     DenseLinear,
     HalfLinear,
     PackedLinear,
@@ -18,7 +19,9 @@ from dflash_local.backends.torch_linear import (  # noqa: E402
     can_pack,
     dense,
     half,
+    has_byte_products,
     has_half_products,
+    light,
 )
 
 HOW: dict[str, tuple[Any, Any]] = {
@@ -123,3 +126,28 @@ def test_odd_states_are_multiplied_as_well() -> None:
     linear = half("x", weight)
     for states in (torch.randn(32, 5).t(), torch.randn(5, 64)[:, ::2], torch.randn(0, 32)):
         torch.testing.assert_close(linear(states), states @ weight.t(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not has_byte_products(), reason="this CPU has no such products")
+@pytest.mark.parametrize("rows", [1, 4, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_eight_bits_are_about_right(rows: int, dtype: Any, biased: bool) -> None:
+    torch.manual_seed(1)
+    weight, states = torch.randn(100, 64), torch.randn(rows, 64).to(dtype)
+    weight[3] = 0.0
+    bias = torch.randn(100) if biased else None
+    made = ByteLinear(weight, bias)
+    exact = torch.nn.functional.linear(states.float(), weight, bias)
+    assert made(states).dtype == dtype
+    assert (made(states).float() - exact).norm() < 0.03 * exact.norm()
+    assert made.bytes < 0.4 * weight.nbytes
+
+
+@pytest.mark.skipif(not has_byte_products(), reason="this CPU has no such products")
+def test_raw_states_are_not_rounded_to_eight_bits() -> None:
+    """A target's states have a few huge numbers, beside which the others would be nothing."""
+    weight = torch.randn(32, 64)
+    assert isinstance(light("draft.0.qkv", weight), ByteLinear)
+    assert isinstance(light("draft.head", weight), ByteLinear)
+    assert isinstance(light("draft.fc", weight), HalfLinear)
