@@ -127,9 +127,9 @@ def open_pair(
     body = plain if stored else quantiser.maker(scheme)
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
-    # Where nobody asked for anything: what a CPU drafts fastest with.
-    asked = options.dtype is not None or options.draft_bits is not None
-    lightly = halved and not asked and scheme == "none" and has_byte_products()
+    # What a CPU without bf16 units drafts fastest with, unless the draft's numbers were asked for.
+    lightly = device.type == "cpu" and not native_bf16() and has_byte_products()
+    lightly &= numbers != "fp32" and scheme == "none" and options.draft_bits is None
     drafting = light if lightly else drafting
     if device.type == "cpu":
         torch.set_num_threads(options.threads or cpu_threads())
