@@ -58,7 +58,7 @@ DEMO_DRAFT := build/demo-draft
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
 	$(BIN)/dflash-local train demo --out $(DEMO_DRAFT) --own 9000 --answer-tokens 320 \
-		--minutes 180 --held-out 120 $(ARGS)
+		--minutes 180 --held-out 120 --draft-vocab 24576 $(ARGS)
 	cp $(DEMO_DRAFT)/draft/* dflash_local/demo_draft/
 
 clean:

@@ -148,7 +148,8 @@ class ByteLinear:
             rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         added = None if bias is None else bias.float()
         self._packed = torch.ops.quantized.linear_prepack(rounded, added)
-        self._size = weight.numel() + 8 * len(weight) + tensor_bytes(added)
+        blocks = -(-weight.shape[1] // HALF_BLOCK)
+        self._size = len(weight) * (blocks * HALF_BLOCK + 8) + tensor_bytes(added)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product."""

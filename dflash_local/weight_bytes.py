@@ -42,6 +42,8 @@ class Storage:
     """Whether the CPU's kernels want every product in an order of their own, which is a copy."""
     halves: bool
     """Whether that order is the one of fp16 weights, whose sums are in fp32."""
+    light: bool
+    """Whether the draft's products are in 8 bits besides, in the same order."""
     blocks: bool
     """Whether MLX takes the demo's 4-bit blocks as they are."""
 
@@ -95,6 +97,7 @@ def storage(
         draft_scheme=draft,
         packs=backend == "torch" and (halves or numbers in room.packs),
         halves=halves,
+        light=halves and "bf16" not in room.packs and draft is None and draft_bits is None,
         blocks=blocks,
     )
 
@@ -136,8 +139,10 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
     if "d2t" in shapes and "lm_head.weight" not in shapes:  # rows of the target's head
         again.append((shapes["d2t"][0], config.hidden_size))
     total = 0.0
-    for shape in (*shapes.values(), *again):
+    for name, shape in (*shapes.items(), *(("again", shape) for shape in again)):
         rate = kept.bytes_of(scheme) if len(shape) > 1 else kept.states
+        if kept.light and len(shape) > 1 and name != "fc.weight":
+            rate = 1.0
         total += kept.weights(shape, scheme) * rate
     return int(total)
 
