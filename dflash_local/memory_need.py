@@ -98,9 +98,9 @@ class Sizes:
         row = 2 * (shape.inner or 3 * shape.hidden) + (6 + 2 * taps) * shape.hidden
         heads = shape.heads or max(1, shape.hidden // shape.head_dim)
         if self.backend == "torch":
-            # An additive mask, its repeats per query head, and two of bools.
+            # An additive mask, its repeats per query head, and one of bools.
             groups = max(1, heads // shape.kv_heads)
-            masks = ((groups + 1) * self.width + 2) * step * context
+            masks = ((groups + 1) * self.width + 1) * step * context
         elif self.device == "metal" and shape.head_dim in _FUSED_HEAD_DIMS:
             masks = 0
         else:  # one layer's scores, and a mask of bools
