@@ -32,9 +32,14 @@ def pack(anchor: int, found: Found, slots: int, device: torch.device) -> torch.T
     return torch.tensor(parts, dtype=torch.long, device=device)
 
 
+def slots_of(packed: torch.Tensor) -> int:
+    """The slots that ``pack`` was given."""
+    return len(packed) // 2
+
+
 def unpack(packed: torch.Tensor) -> Asked:
     """What ``pack`` was given."""
-    slots = len(packed) // 2
+    slots = slots_of(packed)
     return Asked(packed[:1], packed[1 : 1 + slots], packed[1 + slots :].float() / _UNITS)
 
 

@@ -183,7 +183,7 @@ class TorchBackend:
             tree = self._round.branch(packed, count)
             block, drafted = tree.ids, Drafted(tree.ids[1:])
         else:
-            block, drafted = self._round.draft(packed, count, self._chooser, self._history)
+            block, drafted = self._round.draft(packed, self._chooser, self._history)
         draft_ms = 1000.0 * (perf_counter() - begun) if self._sync else None
         return TorchProposal(block, drafted, draft_ms, tree)
 

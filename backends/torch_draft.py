@@ -103,7 +103,7 @@ class TorchDraft:
         if offsets is not None:
             assert config.vocab_size is not None
             self._ids = torch.arange(len(offsets), device=offsets.device) + offsets
-            self._columns = torch.full_like(self._ids[:1], len(offsets)).repeat(config.vocab_size)
+            self._columns = torch.full((config.vocab_size,), len(offsets), device=offsets.device)
             self._columns[self._ids] = torch.arange(len(offsets), device=offsets.device)
         self.selector = None if config.v2 is None else Selector(weights, config.v2)
         """Chooses a path through the slots' best ids; None where slots are independent."""

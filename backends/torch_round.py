@@ -14,7 +14,7 @@ import torch
 
 from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser
-from .torch_advice import Asked, advise, unpack
+from .torch_advice import Asked, advise, slots_of, unpack
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs, Key
 from .torch_probs import Drafted, Lattice
@@ -41,21 +41,21 @@ class DeviceRound:
     def draft(
         self,
         packed: torch.Tensor,
-        count: int,
         chooser: Chooser,
         history: PenaltyHistory[torch.Tensor],
     ) -> tuple[torch.Tensor, Drafted]:
-        """The block ``[count + 1]`` behind a packed anchor, and its drafted ids."""
+        """The block behind a packed anchor, an id for each slot that there is room for advice on,
+        and the drafted ids."""
         draft = self._draft
         assert draft is not None
-        rows = count + 1
+        rows = slots_of(packed) + 1
         bucket = draft.context.bucket_for(rows)
         if _greedy(chooser, history):
-            greedy = partial(self._greedy_block, draft, count)
+            greedy = partial(self._greedy_block, draft)
             (block,) = self._graphs.run(_key("draft", rows, bucket), greedy, packed)
             return block, Drafted(block[1:])
         asked = unpack(packed)
-        slots = partial(self._slots, draft, count)
+        slots = partial(self._slots, draft, len(asked.ids))
         scores, states = self._graphs.run(_key("slots", rows, bucket), slots, asked.anchor)
         scores = advise(history.adjust(scores, asked.anchor), asked.ids, asked.odds)
         drafted = self._chosen(draft, scores, states, asked.anchor, chooser)
@@ -66,7 +66,7 @@ class DeviceRound:
         there is room for advice on."""
         draft = self._draft
         assert draft is not None
-        key = _key("tree", count + 1, draft.context.bucket_for(len(packed) // 2 + 1))
+        key = _key("tree", count + 1, draft.context.bucket_for(slots_of(packed) + 1))
         grown = partial(self._grown, draft, count)
         return Tree(*self._graphs.run(key, grown, packed))
 
@@ -114,11 +114,9 @@ class DeviceRound:
         self._graphs.run(key, draft.project, features)
         draft.context.advance(rows)
 
-    def _greedy_block(
-        self, draft: TorchDraft, count: int, packed: torch.Tensor
-    ) -> Sequence[torch.Tensor]:
+    def _greedy_block(self, draft: TorchDraft, packed: torch.Tensor) -> Sequence[torch.Tensor]:
         asked = unpack(packed)
-        states = draft.slots(asked.anchor, count)
+        states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
         if draft.selector is None:
             ids = draft.named(self._greedy.draft(draft.advised(scores, asked)).ids, asked)

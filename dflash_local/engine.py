@@ -129,6 +129,8 @@ class Engine:
         self._closed = False
         self._held: list[int] = []
         """Ids that the caches hold; only the engine's thread touches it."""
+        self._lookup = Lookup()
+        """Of the running answer; likewise."""
         opened: queue.SimpleQueue[Opened | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._main, args=(opener, opened), name="dflash-engine", daemon=True
@@ -316,7 +318,6 @@ class Engine:
             opened.put(error)
             return
         backend, tokenizer, _ = loaded
-        lookup = Lookup()
         opened.put(loaded)
         while (item := self._inbox.get()) is not None:
             if isinstance(item, _Call):
@@ -324,7 +325,7 @@ class Engine:
                     self._held = []
                 continue
             try:
-                self._answer(backend, tokenizer, lookup, item)
+                self._answer(backend, tokenizer, item)
             except BaseException as error:
                 self._held = []
                 item.events.put(_explained(error))
@@ -339,12 +340,10 @@ class Engine:
         reached = backend.rewind(len(prefix))
         self._held = prefix[:reached]
 
-    def _answer(
-        self, backend: Backend, tokenizer: ChatTokenizer, lookup: Lookup, request: _Request
-    ) -> None:
+    def _answer(self, backend: Backend, tokenizer: ChatTokenizer, request: _Request) -> None:
         prompt, sampling = request.prompt, request.sampling
         # What was learnt from other answers must not change one that is to be the same again.
-        lookup = Lookup() if sampling.repeatable else lookup
+        lookup = Lookup() if sampling.repeatable else self._lookup
         lookup.clear()
         ids = [*prompt.ids, *prompt.said]
         backend.configure(sampling)

@@ -110,13 +110,18 @@ class Lookup:
         return best, place
 
     def _odds(self, match: int) -> float:
-        index = min(match, _LONGEST) - _SHORTEST
+        index = _index(match)
         return _TRUST * self._hits[index] / self._tries[index]
 
     def _learn(self, token: int) -> None:
-        index = min(self._match, _LONGEST) - _SHORTEST
+        index = _index(self._match)
         right = self._advice[0] == token
         self._tries[index] += 1.0
         self._hits[index] += right
         self._match += 1
         self._advice = self._advice[1:] if right else ()
+
+
+def _index(match: int) -> int:
+    """Where the odds after a match of so many ids stand."""
+    return min(match, _LONGEST) - _SHORTEST

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash_local.backend import Backend, Verdict
 from dflash_local.events import Done, Event, Piece, Round
-from dflash_local.lookup import NOTHING, Found, Lookup
+from dflash_local.lookup import Lookup
 from dflash_local.loop import generate
 from dflash_local.sampling import SamplingParams
 from dflash_local.text import ReplyText
@@ -23,11 +23,9 @@ def check_coverage(backend: Backend) -> None:
         assert covered.draft + covered.pending == covered.target
 
 
-def one_round(
-    backend: Backend, pending: int, count: int, keep: int | None = None, found: Found = NOTHING
-) -> Verdict:
+def one_round(backend: Backend, pending: int, count: int, keep: int | None = None) -> Verdict:
     """Propose, verify, commit; keeps what was accepted unless told otherwise."""
-    proposal = backend.propose(pending, count, found)
+    proposal = backend.propose(pending, count)
     assert proposal.rows == count + 1
     before = backend.position
     verdict = backend.verify(proposal)
