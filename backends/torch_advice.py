@@ -8,6 +8,8 @@ import torch
 
 from dflash_local.lookup import Found
 
+from .torch_probs import Lattice
+
 _UNITS = 1 << 20
 """Parts of 1 in which odds travel, so that one vector of whole numbers carries all of a round."""
 
@@ -51,3 +53,17 @@ def advise(scores: torch.Tensor, columns: torch.Tensor, odds: torch.Tensor) -> t
     whole = torch.logsumexp(scores.float(), dim=-1, keepdim=True)
     raised = torch.logaddexp(scores.gather(-1, at).float(), whole + torch.logit(odds)[:, None])
     return scores.scatter(-1, at, raised.to(scores.dtype))
+
+
+def join(lattice: Lattice, said: torch.Tensor, asked: Asked) -> Lattice:
+    """The same mixture for a lattice of independent slots, whose candidates are the likeliest ids
+    alone: the advised one is a candidate more.
+
+    ``said`` ``[slots, 1]`` is what the draft itself gives the advised ids, as log probabilities.
+    """
+    advice = asked.ids[:, None]
+    less = torch.log1p(-asked.odds)[:, None]
+    own = (lattice.scores[:, 0] + less).masked_fill(lattice.candidates == advice, float("-inf"))
+    steps = torch.cat((own, torch.logaddexp(said + less, asked.odds.log()[:, None])), dim=-1)
+    candidates = torch.cat((lattice.candidates, advice), dim=-1)
+    return Lattice(candidates, steps[:, None].expand(-1, steps.shape[-1], -1))

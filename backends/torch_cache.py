@@ -9,8 +9,8 @@ import torch
 
 from dflash_local.branches import in_place
 
-from .torch_attention import additive_mask
-from .torch_kv_rows import KvMaker, PlainRows
+from .torch_attention import additive_mask, column_step
+from .torch_kv_rows import KvMaker, KvRows, PlainRows
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
 
@@ -169,6 +169,9 @@ class SlicedCache:
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
+        self._step = column_step(dtype, device)
+        self._clean = dict.fromkeys(self.windows, 0)
+        """Per window, how many rows from the front of the buffers may be read."""
         self._layers = [
             rows(
                 (1, layer.kv_heads, self._room[layer.window] * layer.stored, layer.head_dim),
@@ -204,13 +207,13 @@ class SlicedCache:
         """Make room; windowed rows move to the front when they reach the end."""
         self._rows, self._tree = rows, tree
         for window, base in self._base.items():
-            if window is None or self._length + rows - base <= self._room[window]:
-                continue
-            first = self._length - (window - 1) - REACH
-            for index, own in enumerate(self.windows):
-                if own == window:
-                    self._layers[index].move(first - base, self._length - base)
-            self._base[window] = first
+            if window is not None and self._length + rows - base > self._room[window]:
+                first = self._length - (window - 1) - REACH
+                for layer in self._layers_of(window):
+                    layer.move(first - base, self._length - base)
+                self._base[window] = first
+            if self._step > 1:
+                self._make_clean(window)
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
         """A view of the table, unless the rows are a tree's."""
@@ -239,28 +242,29 @@ class SlicedCache:
         first = self._length - self._past(window) - base
         layer = self._layers[layer_idx]
         layer.write(slice(start, end), key_states, value_states)
-        return layer.read(slice(first, end))
+        return layer.read(slice(first, end + self._spare(window)))
 
     def mask(self, window: int | None, groups: int) -> torch.Tensor | None:
-        """None for one row; else the right end of a band, made once for each number of rows."""
-        rows = self._rows
-        if rows == 1:
+        """A part of a band that is made once for each number of rows; None where one row sees all
+        columns."""
+        rows, past, spare = self._rows, self._past(window), self._spare(window)
+        if rows == 1 and spare == 0:
             return None
-        past = self._past(window)
         if self._tree is not None:
-            return self._branched(self._tree, past, window, groups)
+            return self._branched(self._tree, past, spare, window, groups)
         if rows > _CACHED_ROWS:
-            return self._band(rows, past, window, groups)
+            return self._band(rows, past, spare, window, groups)
         longest = len(self._positions) if window is None else window - 1
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            band = self._bands[key] = self._band(rows, longest, window, groups)
-        return band[:, longest - past :]
+            band = self._band(rows, longest, self._step - 1, window, groups)
+            self._bands[key] = band
+        return band[:, longest - past : longest + rows + spare]
 
     def columns(self, window: int | None) -> int:
-        """The visible past and the new rows."""
-        return self._past(window) + self._rows
+        """The visible past, the new rows and what makes the number round."""
+        return self._past(window) + self._rows + self._spare(window)
 
     def arrange(self, order: torch.Tensor) -> None:
         """Nothing yet: most rows need not move, and the host will know which."""
@@ -336,24 +340,48 @@ class SlicedCache:
         """Earlier positions that the rows begun see together."""
         return self._length if window is None else min(self._length, window - 1)
 
-    def _band(self, rows: int, past: int, window: int | None, groups: int) -> torch.Tensor:
-        """The mask of ``rows`` rows that follow ``past`` columns."""
+    def _layers_of(self, window: int | None) -> list[KvRows]:
+        own = enumerate(self.windows)
+        return [self._layers[i] for i, w in own if w == window and self._stored[i]]
+
+    def _spare(self, window: int | None) -> int:
+        """Columns behind the rows begun that are read with them and masked."""
+        if self._step == 1:
+            return 0
+        end = self._length + self._rows - self._base[window]
+        return min(-(self._past(window) + self._rows) % self._step, self._room[window] - end)
+
+    def _make_clean(self, window: int | None) -> None:
+        """What is masked is multiplied all the same, so it must be a number."""
+        end = self._length + self._rows - self._base[window] + self._spare(window)
+        if end > self._clean[window]:
+            for layer in self._layers_of(window):
+                layer.clear(slice(self._clean[window], end))
+            self._clean[window] = end
+
+    def _band(
+        self, rows: int, past: int, spare: int, window: int | None, groups: int
+    ) -> torch.Tensor:
+        """The mask of ``rows`` rows that follow ``past`` columns, with ``spare`` ones behind."""
         queries = torch.arange(past, past + rows, device=self._device)[:, None]
-        keys = torch.arange(past + rows, device=self._device)[None, :]
+        keys = torch.arange(past + rows + spare, device=self._device)[None, :]
         visible = keys <= queries
         if window is not None:
             visible &= queries - keys < window
         return additive_mask(visible, groups, self._dtype)
 
-    def _branched(self, tree: Tree, past: int, window: int | None, groups: int) -> torch.Tensor:
-        """The mask of a tree's rows that follow ``past`` columns."""
-        shape = (len(tree.ids), past + len(tree.ids))
-        visible = torch.ones(shape, dtype=torch.bool, device=self._device)
-        visible[:, past:] = tree.sees
+    def _branched(
+        self, tree: Tree, past: int, spare: int, window: int | None, groups: int
+    ) -> torch.Tensor:
+        """The mask of a tree's rows that follow ``past`` columns, with ``spare`` ones behind."""
+        rows = len(tree.ids)
+        visible = torch.ones((rows, past + rows + spare), dtype=torch.bool, device=self._device)
+        visible[:, past : past + rows] = tree.sees
+        visible[:, past + rows :] = False
         if window is not None:
             columns = torch.arange(past, device=self._device)
             visible[:, :past] &= past + tree.depths[:, None] - columns < window
-            visible[:, past:] &= tree.depths[:, None] - tree.depths < window
+            visible[:, past : past + rows] &= tree.depths[:, None] - tree.depths < window
         return additive_mask(visible, groups, self._dtype)
 
 

@@ -16,12 +16,14 @@ import torch.nn.functional as F
 
 from dflash_local.draft_config import DraftConfig
 
-from .torch_advice import Asked, advise
+from .torch_advice import Asked, join
 from .torch_attention import folded_attention
 from .torch_draft2 import Convolution, Selector
 from .torch_draft_context import ContextShape, DraftContext, SlicedContext
 from .torch_linear import Linear, LinearMaker, dense, tensor_bytes
+from .torch_probs import Lattice
 from .torch_rope import RopeTable, rotate
+from .torch_tree import independent
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -197,21 +199,18 @@ class TorchDraft:
         whole = scores.new_full((scores.shape[0], self.config.vocab_size), float("-inf"))
         return whole.index_copy_(1, self._ids, scores)
 
-    def advised(self, scores: torch.Tensor, asked: Asked) -> torch.Tensor:
-        """Scores with the advice in them; for ids that the draft cannot say they have a column
-        more."""
-        if self._columns is None:
-            return advise(scores, asked.ids, asked.odds)
-        wider = F.pad(scores, (0, 1), value=float("-inf"))
-        return advise(wider, self._columns[asked.ids], asked.odds)
-
-    def named(self, columns: torch.Tensor, asked: Asked) -> torch.Tensor:
-        """The target's ids of columns ``[slots, ...]`` of advised scores."""
-        if self._ids is None:
-            return columns
-        advice = asked.ids.view(-1, *[1] * (columns.dim() - 1))
-        own = self._ids[columns.clamp(max=len(self._ids) - 1)]
-        return torch.where(columns < len(self._ids), own, advice)
+    def lattice(self, scores: torch.Tensor, width: int, asked: Asked) -> Lattice:
+        """The ``width`` likeliest ids of every slot, and the advised one, where slots do not depend
+        on each other. The advice may be an id that the draft cannot say."""
+        best = independent(scores, width)
+        candidates, columns = best.candidates, asked.ids
+        if self._ids is not None and self._columns is not None:
+            candidates, columns = self._ids[candidates], self._columns[columns]
+        known = columns[:, None] < scores.shape[-1]
+        at = torch.cat((columns[:, None].clamp(max=scores.shape[-1] - 1), best.candidates), dim=-1)
+        there, top = scores.gather(-1, at[:, :2]).float().split(1, dim=-1)
+        said = (best.scores[:, 0, :1] + there - top).masked_fill(~known, float("-inf"))
+        return join(Lattice(candidates, best.scores), said, asked)
 
     def _attend(
         self,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from .torch_attention import additive_mask, empty_keys
+from .torch_attention import additive_mask, column_step, empty_keys
 from .torch_cache import REACH, SLICE
 
 
@@ -113,20 +113,34 @@ class _Group:
         places = (len(layers), 1, shape.kv_heads, self.room, shape.head_dim)
         self.keys = empty_keys(places, dtype, device)
         self.values = torch.empty(places, dtype=dtype, device=device)
+        self._step = column_step(dtype, device)
+        self._clean = 0
+        """Rows from the front that may be read."""
 
     def first_visible(self, length: int) -> int:
         """Position of the oldest row that a block row behind ``length`` can see."""
         return self.base if self.window is None else max(self.base, length - self.window + 1)
 
+    def spare(self, length: int, rows: int) -> int:
+        """Columns behind ``rows`` rows that are read with them and masked."""
+        end = length + rows
+        own = end - self.first_visible(length)
+        return min(-own % self._step, self.room - (end - self.base))
+
     def make_room(self, length: int, rows: int) -> None:
         """Move the rows that still matter to the front when the end is reached."""
-        if self.window is None or length + rows - self.base <= self.room:
-            return
-        first = max(self.base, length - (self.window - 1) - REACH)
-        for buffer in (self.keys, self.values):
-            moved = buffer[..., first - self.base : length - self.base, :].clone()
-            buffer[..., : length - first, :] = moved
-        self.base = first
+        if self.window is not None and length + rows - self.base > self.room:
+            first = max(self.base, length - (self.window - 1) - REACH)
+            for buffer in (self.keys, self.values):
+                moved = buffer[..., first - self.base : length - self.base, :].clone()
+                buffer[..., : length - first, :] = moved
+            self.base = first
+        end = length + rows - self.base + self.spare(length, rows)
+        if self._step > 1 and end > self._clean:
+            # What is masked is multiplied all the same, so it must be a number.
+            for buffer in (self.keys, self.values):
+                buffer[..., self._clean : end, :] = 0
+            self._clean = end
 
 
 class SlicedContext:
@@ -187,17 +201,20 @@ class SlicedContext:
         keys, values = group.keys[index], group.values[index]
         keys[0, :, start:end] = key.transpose(0, 1)
         values[0, :, start:end] = value.transpose(0, 1)
-        return keys[:, :, first:end], values[:, :, first:end]
+        seen = slice(first, end + group.spare(self.length, self._rows))
+        return keys[:, :, seen], values[:, :, seen]
 
     def mask(self, window: int | None, *, causal: bool) -> torch.Tensor | None:
         """None also while a window holds everything."""
-        first = next(g for g in self._groups if g.window == window).first_visible(self.length)
-        end = self.length + self._rows
-        if not causal and (window is None or end - first <= window):
+        group = next(g for g in self._groups if g.window == window)
+        first, end = group.first_visible(self.length), self.length + self._rows
+        spare = group.spare(self.length, self._rows)
+        if not spare and not causal and (window is None or end - first <= window):
             return None
         queries = torch.arange(self.length, end, device=self._device)[:, None]
-        distance = queries - torch.arange(first, end, device=self._device)[None]
-        return additive_mask(visible_columns(distance, window, causal), self._repeats, self._dtype)
+        places = torch.arange(first, end + spare, device=self._device)[None]
+        visible = visible_columns(queries - places, window, causal) & (places < end)
+        return additive_mask(visible, self._repeats, self._dtype)
 
     def advance(self, rows: int) -> None:
         """Count rows."""

@@ -32,6 +32,10 @@ class KvRows(Protocol):
         """Stored rows, for attention."""
         ...
 
+    def clear(self, place: slice) -> None:
+        """Zero rows that were never written, so that they may be read and masked."""
+        ...
+
     def move(self, start: int, end: int) -> None:
         """Bring rows ``start`` to ``end`` to the front."""
         ...
@@ -81,6 +85,11 @@ class PlainRows:
         keys, values = self._buffers
         return keys[:, :, place], values[:, :, place]
 
+    def clear(self, place: slice) -> None:
+        """In place."""
+        for buffer in self._buffers:
+            buffer[:, :, place] = 0
+
     def move(self, start: int, end: int) -> None:
         """Through a copy, as the places may overlap."""
         for buffer in self._buffers:
@@ -128,6 +137,11 @@ class Int8Rows:
             for buffer, scales in zip(self._buffers, self._scales, strict=True)
         )
         return keys, values
+
+    def clear(self, place: slice) -> None:
+        """In place."""
+        for buffer in (*self._buffers, *self._scales):
+            buffer[:, :, place] = 0
 
     def move(self, start: int, end: int) -> None:
         """Through a copy, as the places may overlap."""

@@ -194,10 +194,13 @@ def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> L
     return HalfLinear(weight, bias) if fits_half(weight) else dense(name, weight, bias)
 
 
-def light(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The maker for drafts on a CPU that multiplies ``half``: 8 bits, but for the projection of
-    the target's raw states."""
-    return half(name, weight, bias) if name == "draft.fc" else ByteLinear(weight, bias)
+def light(rest: LinearMaker) -> LinearMaker:
+    """The maker for drafts on a CPU: 8 bits, but for the projection of the target's raw states."""
+
+    def make(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return rest(name, weight, bias) if name == "draft.fc" else ByteLinear(weight, bias)
+
+    return make
 
 
 def can_pack(weight: torch.Tensor) -> bool:

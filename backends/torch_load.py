@@ -127,10 +127,10 @@ def open_pair(
     body = plain if stored else quantiser.maker(scheme)
     head = quantiser.maker(scheme_of_bits(options.head_bits, scheme))
     drafting = quantiser.maker(scheme_of_bits(options.draft_bits, scheme))
-    # What a CPU without bf16 units drafts fastest with, unless the draft's numbers were asked for.
-    lightly = device.type == "cpu" and not native_bf16() and has_byte_products()
+    # What a CPU drafts fastest with, unless the draft's numbers were asked for.
+    lightly = device.type == "cpu" and has_byte_products()
     lightly &= numbers != "fp32" and scheme == "none" and options.draft_bits is None
-    drafting = light if lightly else drafting
+    drafting = light(plain) if lightly else drafting
     if device.type == "cpu":
         torch.set_num_threads(options.threads or cpu_threads())
     steps = 3 if draft_dir else 2

@@ -19,7 +19,7 @@ from .torch_draft import TorchDraft
 from .torch_graphs import Graphs, Key
 from .torch_probs import Drafted, Lattice
 from .torch_target import Target
-from .torch_tree import Tree, dependent, descend, grow, independent
+from .torch_tree import Tree, dependent, descend, grow
 
 _ANY_BUCKET = 0
 """For writes, which read no K/V."""
@@ -119,7 +119,7 @@ class DeviceRound:
         states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
         if draft.selector is None:
-            ids = draft.named(self._greedy.draft(draft.advised(scores, asked)).ids, asked)
+            ids = self._greedy.path(draft.lattice(scores, 1, asked)).ids
         else:
             ids = self._greedy.path(_advised_lattice(draft, scores, states, asked)).ids
         return (torch.cat((asked.anchor, ids)),)
@@ -129,8 +129,7 @@ class DeviceRound:
         states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
         if draft.selector is None:
-            lattice = independent(draft.advised(scores, asked), count)
-            lattice = Lattice(draft.named(lattice.candidates, asked), lattice.scores)
+            lattice = draft.lattice(scores, count, asked)
         else:
             lattice = dependent(_advised_lattice(draft, scores, states, asked))
         tree = grow(asked.anchor, lattice, count)

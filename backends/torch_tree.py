@@ -42,10 +42,9 @@ def independent(scores: torch.Tensor, width: int) -> Lattice:
 
     ``scores`` are ``[count, vocab]``.
     """
-    values, ids = scores.topk(min(width, scores.shape[-1]), dim=-1)
-    whole = torch.logsumexp(scores.float(), dim=-1, keepdim=True)
-    steps = (values.float() - whole)[:, None].expand(-1, ids.shape[-1], -1)
-    return Lattice(ids, steps)
+    logs = scores.log_softmax(dim=-1, dtype=torch.float32)
+    values, ids = logs.topk(min(width, scores.shape[-1]), dim=-1)
+    return Lattice(ids, values[:, None].expand(-1, ids.shape[-1], -1))
 
 
 def dependent(lattice: Lattice) -> Lattice:

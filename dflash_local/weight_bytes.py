@@ -43,7 +43,7 @@ class Storage:
     halves: bool
     """Whether that order is the one of fp16 weights, whose sums are in fp32."""
     light: bool
-    """Whether the draft's products are in 8 bits besides, in the same order."""
+    """Whether a CPU's draft has its products in 8 bits, in blocks of columns as well."""
     blocks: bool
     """Whether MLX takes the demo's 4-bit blocks as they are."""
 
@@ -51,7 +51,7 @@ class Storage:
         """Weights of a product that memory is taken for: fp16 ones lie in blocks of columns."""
         if not self.halves or scheme is not None or len(shape) != 2:
             return math.prod(shape)
-        return shape[0] * -(-shape[1] // HALF_BLOCK) * HALF_BLOCK
+        return _in_blocks(shape)
 
     def bytes_of(self, scheme: str | None) -> float:
         """Bytes per weight, scales included."""
@@ -97,7 +97,11 @@ def storage(
         draft_scheme=draft,
         packs=backend == "torch" and (halves or numbers in room.packs),
         halves=halves,
-        light=halves and "bf16" not in room.packs and draft is None and draft_bits is None,
+        light=backend == "torch"
+        and room.halves
+        and numbers != "fp32"
+        and asked == "none"
+        and draft_bits is None,
         blocks=blocks,
     )
 
@@ -141,10 +145,16 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
     total = 0.0
     for name, shape in (*shapes.items(), *(("again", shape) for shape in again)):
         rate = kept.bytes_of(scheme) if len(shape) > 1 else kept.states
-        if kept.light and len(shape) > 1 and name != "fc.weight":
-            rate = 1.0
-        total += kept.weights(shape, scheme) * rate
+        if kept.light and len(shape) == 2 and name != "fc.weight":
+            total += _in_blocks(shape)
+        else:
+            total += kept.weights(shape, scheme) * rate
     return int(total)
+
+
+def _in_blocks(shape: tuple[int, ...]) -> int:
+    """Weights of a product as the kernels of packed fp16 and 8 bits keep them."""
+    return shape[0] * -(-shape[1] // HALF_BLOCK) * HALF_BLOCK
 
 
 def loading_bytes(target: Path, config: Mapping[str, Any], kept: Storage, weights: int) -> int:

@@ -122,7 +122,9 @@ def write(
             best[rows, index, :kept] = mass.to(torch.float16)
             token = chosen[:, 0].clone()
             hot = heats[rows] > 0
-            if bool(hot.any()):
+            if bool(hot.all()):
+                token = _draw(logits, heats[rows], top_p, draws)
+            elif bool(hot.any()):
                 token[hot] = _draw(logits[hot], heats[rows][hot], top_p, draws)
             said[rows, index] = token
             count = index + 1
@@ -159,11 +161,16 @@ def _draw(
 ) -> torch.Tensor:
     """One id per row from ``logits`` ``[rows, vocab]``, by one number each: a number per id, as the
     library draws, takes a tenth of a step. A nucleus ends after ``_NUCLEUS`` ids at the latest."""
-    chances = (logits / heats[:, None].clamp(min=_COLDEST)).softmax(-1)
+    heats = heats[:, None].clamp(min=_COLDEST)
     places = None
     if top_p < 1.0:
-        chances, places = chances.topk(min(_NUCLEUS, chances.shape[-1]), dim=-1)
+        # The rest of the vocabulary is read once, for its mass.
+        mass = (logits / heats).logsumexp(-1, keepdim=True)
+        logits, places = logits.topk(min(_NUCLEUS, logits.shape[-1]), dim=-1)
+        chances = (logits / heats - mass).exp_()
         chances[chances.cumsum(-1) - chances >= top_p] = 0.0
+    else:
+        chances = (logits / heats).softmax(-1)
     sums = chances.cumsum(-1)
     shots = torch.rand(len(sums), 1, generator=draws, device=sums.device) * sums[:, -1:]
     drawn = torch.searchsorted(sums, shots, right=True).clamp_(max=sums.shape[-1] - 1)

@@ -148,6 +148,7 @@ def test_eight_bits_are_about_right(rows: int, dtype: Any, biased: bool) -> None
 def test_raw_states_are_not_rounded_to_eight_bits() -> None:
     """A target's states have a few huge numbers, beside which the others would be nothing."""
     weight = torch.randn(32, 64)
-    assert isinstance(light("draft.0.qkv", weight), ByteLinear)
-    assert isinstance(light("draft.head", weight), ByteLinear)
-    assert isinstance(light("draft.fc", weight), HalfLinear)
+    make = light(half)
+    assert isinstance(make("draft.0.qkv", weight), ByteLinear)
+    assert isinstance(make("draft.head", weight), ByteLinear)
+    assert isinstance(make("draft.fc", weight), HalfLinear)
