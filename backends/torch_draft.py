@@ -208,8 +208,9 @@ class TorchDraft:
             candidates, columns = self._ids[candidates], self._columns[columns]
         known = columns[:, None] < scores.shape[-1]
         at = torch.cat((columns[:, None].clamp(max=scores.shape[-1] - 1), best.candidates), dim=-1)
-        there, top = scores.gather(-1, at[:, :2]).float().split(1, dim=-1)
-        said = (best.scores[:, 0, :1] + there - top).masked_fill(~known, float("-inf"))
+        advised, top = scores.gather(-1, at[:, :2]).float().unbind(-1)
+        said = best.scores[:, 0, :1] + (advised - top)[:, None]
+        said = said.masked_fill(~known, float("-inf"))
         return join(Lattice(candidates, best.scores), said, asked)
 
     def _attend(
