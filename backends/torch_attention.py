@@ -32,10 +32,11 @@ def folded_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     folded = query.reshape(1, kv_heads, groups * rows, dim)
-    if key.stride(-1) == 1:
+    if key.stride(-1) == value.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     else:
-        # Only bf16 on the CPU is laid out so; where its products are slow, they run in fp32.
+        # Only bf16 on the CPU has one of them by columns; where its products are slow, they run in
+        # fp32.
         dtype = torch.float32 if widens() else query.dtype
         folded, turned = folded[0].to(dtype), key[0].transpose(-1, -2).to(dtype)
         if mask is None:

@@ -10,7 +10,7 @@ import torch
 from dflash_local.branches import in_place
 
 from .torch_attention import additive_mask, column_step
-from .torch_kv_rows import KvMaker, KvRows, PlainRows
+from .torch_kv_rows import DenseRows, KvMaker, KvRows, PlainRows
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
 
@@ -170,10 +170,10 @@ class SlicedCache:
         """Per window, the position of the first row in the buffers."""
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
         self._step = column_step(dtype, device)
-        self._clean = dict.fromkeys(self.windows, 0)
+        self._held = dict.fromkeys(self.windows, 0)
         """Per window, how many rows from the front of the buffers may be read."""
         self._layers = [
-            rows(
+            (DenseRows if rows is PlainRows and self._dense(layer.window) else rows)(
                 (1, layer.kv_heads, self._room[layer.window] * layer.stored, layer.head_dim),
                 dtype,
                 device,
@@ -213,7 +213,7 @@ class SlicedCache:
                     layer.move(first - base, self._length - base)
                 self._base[window] = first
             if self._step > 1:
-                self._make_clean(window)
+                self._hold(window)
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
         """A view of the table, unless the rows are a tree's."""
@@ -258,7 +258,7 @@ class SlicedCache:
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            band = self._band(rows, longest, self._step - 1, window, groups)
+            band = self._band(rows, longest, 2 * self._step, window, groups)
             self._bands[key] = band
         return band[:, longest - past : longest + rows + spare]
 
@@ -344,20 +344,29 @@ class SlicedCache:
         own = enumerate(self.windows)
         return [self._layers[i] for i, w in own if w == window and self._stored[i]]
 
+    def _dense(self, window: int | None) -> bool:
+        """Whether all rows that are held are read."""
+        return self._step > 1 and window is None
+
     def _spare(self, window: int | None) -> int:
         """Columns behind the rows begun that are read with them and masked."""
         if self._step == 1:
             return 0
         end = self._length + self._rows - self._base[window]
+        if self._dense(window):
+            return self._held[window] - end
         return min(-(self._past(window) + self._rows) % self._step, self._room[window] - end)
 
-    def _make_clean(self, window: int | None) -> None:
-        """What is masked is multiplied all the same, so it must be a number."""
-        end = self._length + self._rows - self._base[window] + self._spare(window)
-        if end > self._clean[window]:
+    def _hold(self, window: int | None) -> None:
+        """What is masked is multiplied all the same, so it must be a number; and what is read
+        whole is cheapest where it is no longer than it must be."""
+        start, held = self._length - self._base[window], self._held[window]
+        rest = -(self._past(window) + self._rows) % self._step
+        needed = min(start + self._rows + rest, self._room[window])
+        if held < needed or (self._dense(window) and held > needed + self._step):
             for layer in self._layers_of(window):
-                layer.clear(slice(self._clean[window], end))
-            self._clean[window] = end
+                layer.hold(needed, min(start, held))
+            self._held[window] = needed
 
     def _band(
         self, rows: int, past: int, spare: int, window: int | None, groups: int

@@ -1,0 +1,138 @@
+"""What the CPU's caches give attention: the rows that count and, masked, what makes their number
+round. Whatever was written, advanced and cropped before, only the rows that count show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from dflash_local.backends.torch_attention import column_step, folded_attention  # noqa: E402
+from dflash_local.backends.torch_cache import SlicedCache  # noqa: E402
+from dflash_local.backends.torch_draft_context import ContextShape, SlicedContext  # noqa: E402
+from dflash_local.backends.torch_kv_rows import Int8Rows, KvMaker, PlainRows  # noqa: E402
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, DIM, CAPACITY = 4, 2, 8, 400
+GROUPS = HEADS // KV_HEADS
+
+Move = tuple[int, int, int]
+"""Rows of a forward, how many of them are kept, and how many positions are gone back then."""
+
+moves = st.lists(
+    st.tuples(st.integers(1, 70), st.integers(0, 70), st.integers(0, 90)), min_size=1, max_size=12
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    window: int | None
+    kv_heads: int = KV_HEADS
+    head_dim: int = DIM
+    stored: bool = True
+
+
+@pytest.fixture(autouse=True)
+def dirty_memory() -> object:
+    """Memory that nobody wrote holds no numbers."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def expected(query: torch.Tensor, rows: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Attention of the last rows of ``rows`` ``[2, kv_heads, length, dim]``, by the formula."""
+    keys, values = rows.float().repeat_interleave(GROUPS, dim=1)
+    count, length = query.shape[2], rows.shape[2]
+    at = torch.arange(length - count, length)[:, None]
+    seen = torch.arange(length) <= at
+    if window is not None:
+        seen &= at - torch.arange(length) < window
+    scores = (query[0].float() @ keys.mT) * 0.3
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return (weights @ values).transpose(0, 1)[None]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("maker", [PlainRows, Int8Rows])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@settings(max_examples=25, deadline=None)
+@given(steps=moves)
+def test_only_the_rows_that_count_are_seen(
+    window: int | None, maker: KvMaker, dtype: torch.dtype, steps: list[Move]
+) -> None:
+    cache = SlicedCache([Layer(window)] * 2, CAPACITY, dtype=dtype, device=CPU, rows=maker)
+    step = column_step(dtype, CPU)
+    draws = torch.Generator().manual_seed(1)
+    held = torch.zeros(2, KV_HEADS, 0, DIM, dtype=dtype)
+    for rows, keep, back in steps:
+        if held.shape[2] + rows > CAPACITY:
+            continue
+        fresh = torch.randn(2, KV_HEADS, rows, DIM, generator=draws).to(dtype)
+        query = torch.randn(1, HEADS, rows, DIM, generator=draws).to(dtype)
+        cache.begin(rows)
+        mask = cache.mask(window, GROUPS)
+        whole = torch.cat((held, fresh), dim=2)
+        for layer in range(2):
+            keys, values = cache.update(fresh[:1], fresh[1:], layer)
+            assert keys.shape[2] == values.shape[2] == cache.columns(window)
+            assert keys.shape[2] % step == 0 or whole.shape[2] > CAPACITY - step or window
+            out = folded_attention(query, keys, values, mask, 0.3)
+            assert bool(out.isfinite().all())
+            near = 0.05 if dtype == torch.bfloat16 or maker is Int8Rows else 1e-5
+            torch.testing.assert_close(
+                out.float(), expected(query, whole, window), atol=near, rtol=near
+            )
+        keep = min(keep, rows)
+        cache.advance(keep)
+        length = cache.crop(max(0, held.shape[2] + keep - back))
+        held = whole[:, :, :length]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_block_sees_the_context_and_itself(
+    window: int | None, causal: bool, dtype: torch.dtype
+) -> None:
+    shape = ContextShape((window,), HEADS, KV_HEADS, DIM, block=8, capacity=CAPACITY)
+    context = SlicedContext(shape, dtype=dtype, device=CPU)
+    draws = torch.Generator().manual_seed(2)
+    held = torch.zeros(2, KV_HEADS, 0, DIM, dtype=dtype)
+    for rows, length in ((30, 30), (5, 35), (70, 105), (3, 90), (8, 98)):
+        context.crop(length - rows)
+        held = held[:, :, : length - rows]
+        fresh = torch.randn(2, KV_HEADS, rows, DIM, generator=draws).to(dtype)
+        context.begin(rows)
+        context.write(*fresh.permute(0, 2, 1, 3)[:, :, None])
+        context.advance(rows)
+        held = torch.cat((held, fresh), dim=2)
+        block = torch.randn(2, 8, KV_HEADS, DIM, generator=draws).to(dtype)
+        query = torch.randn(1, HEADS, 8, DIM, generator=draws).to(dtype)
+        context.begin(8)
+        mask = context.mask(window, causal=causal)
+        keys, values = context.peek(0, *block)
+        out = folded_attention(query, keys, values, mask, 0.3)
+        whole = torch.cat((held, block.permute(0, 2, 1, 3)), dim=2)
+        if causal:
+            truth = expected(query, whole, window)
+        else:  # a row sees the whole block, and the context as far as its window goes
+            truth = torch.cat(
+                [by_row(query[:, :, row : row + 1], whole, 7 - row, window) for row in range(8)],
+                dim=1,
+            )
+        near = 0.05 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.float(), truth, atol=near, rtol=near)
+
+
+def by_row(
+    query: torch.Tensor, rows: torch.Tensor, behind: int, window: int | None
+) -> torch.Tensor:
+    """Attention of one block row that has ``behind`` rows behind it."""
+    first = 0 if window is None else max(0, rows.shape[2] - behind - window)
+    return expected(query, rows[:, :, first:], None)
