@@ -3,7 +3,9 @@ round. Whatever was written, advanced and cropped before, only the rows that cou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ class Layer:
 
 
 @pytest.fixture(autouse=True)
-def dirty_memory() -> object:
+def dirty_memory() -> Iterator[None]:
     """Memory that nobody wrote holds no numbers."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -45,7 +47,7 @@ def dirty_memory() -> object:
     torch.use_deterministic_algorithms(before)
 
 
-def expected(query: torch.Tensor, rows: torch.Tensor, window: int | None) -> torch.Tensor:
+def expected(query: Any, rows: Any, window: int | None) -> Any:
     """Attention of the last rows of ``rows`` ``[2, kv_heads, length, dim]``, by the formula."""
     keys, values = rows.float().repeat_interleave(GROUPS, dim=1)
     count, length = query.shape[2], rows.shape[2]
@@ -64,7 +66,7 @@ def expected(query: torch.Tensor, rows: torch.Tensor, window: int | None) -> tor
 @settings(max_examples=25, deadline=None)
 @given(steps=moves)
 def test_only_the_rows_that_count_are_seen(
-    window: int | None, maker: KvMaker, dtype: torch.dtype, steps: list[Move]
+    window: int | None, maker: KvMaker, dtype: Any, steps: list[Move]
 ) -> None:
     cache = SlicedCache([Layer(window)] * 2, CAPACITY, dtype=dtype, device=CPU, rows=maker)
     step = column_step(dtype, CPU)
@@ -97,9 +99,7 @@ def test_only_the_rows_that_count_are_seen(
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_block_sees_the_context_and_itself(
-    window: int | None, causal: bool, dtype: torch.dtype
-) -> None:
+def test_a_block_sees_the_context_and_itself(window: int | None, causal: bool, dtype: Any) -> None:
     shape = ContextShape((window,), HEADS, KV_HEADS, DIM, block=8, capacity=CAPACITY)
     context = SlicedContext(shape, dtype=dtype, device=CPU)
     draws = torch.Generator().manual_seed(2)
@@ -130,9 +130,7 @@ def test_a_block_sees_the_context_and_itself(
         torch.testing.assert_close(out.float(), truth, atol=near, rtol=near)
 
 
-def by_row(
-    query: torch.Tensor, rows: torch.Tensor, behind: int, window: int | None
-) -> torch.Tensor:
+def by_row(query: Any, rows: Any, behind: int, window: int | None) -> Any:
     """Attention of one block row that has ``behind`` rows behind it."""
     first = 0 if window is None else max(0, rows.shape[2] - behind - window)
     return expected(query, rows[:, :, first:], None)
