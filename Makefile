@@ -5,6 +5,8 @@
 # make bench-gpu  forwards and rounds, random weights, on a card (reduced without one)
 #                 ARGS="--pair demo": a pair in fp32, bf16 and NF4 side by side
 # make bench-peers  this program and the published dflash in turn on the demo pair (Linux)
+# make bench-llama  this program in NF4 and llama.cpp in turn on the demo pair (needs a C++ compiler)
+# make bench-forward  this program's forward of the demo target and transformers' own
 # make demo-draft  train the demo draft anew (hours; resumes), into dflash_local/demo_draft
 # make clean   remove .venv and everything that was built
 #
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # Apple Silicon runs on MLX, so there the chat needs no PyTorch. Elsewhere it goes in first, pinned.
 TORCH := $(if $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m)),,torch)
 
-.PHONY: chat test lint bench bench-gpu bench-peers demo-draft clean
+.PHONY: chat test lint bench bench-gpu bench-peers bench-llama bench-forward demo-draft clean
 
 chat: .venv/ready
 	@$(BIN)/dflash-local pull $(MODEL)
@@ -53,6 +55,12 @@ bench-gpu: .venv/ready-dev
 
 bench-peers: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_peers $(ARGS)
+
+bench-llama: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_llama $(ARGS)
+
+bench-forward: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_forward $(ARGS)
 
 DEMO_DRAFT := build/demo-draft
 # glibc gives the large blocks of every step back to the system, which clears them page by page

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,18 @@ class Side:
         return self.tokens / self.seconds
 
 
-def environment(folder: Path, constraints: Path) -> Path:
-    """The Python of an environment that holds the peer; made where it is not there."""
+def environment(folder: Path, *requirements: Sequence[str]) -> Path:
+    """The Python of an environment that holds a peer; made where it is not there.
+
+    ``requirements`` are what pip is given, one call after the other.
+    """
     python = folder / "bin" / "python"
     ready = folder / "ready"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        # torch goes first, pinned, so that a build without a card's libraries is kept.
-        subprocess.run([*install, "-c", str(constraints), TORCH], check=True)
-        subprocess.run([*install, PEER], check=True)
+        for required in requirements:
+            subprocess.run([*install, *required], check=True)
         ready.touch()
     return python
 
@@ -105,6 +108,25 @@ def read(worker: subprocess.Popen[str]) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(line)
             return found
     raise SystemExit(f"A worker ended with status {worker.wait()}.")
+
+
+def in_turn(
+    sides: list[Side], tokenizer: HubTokenizer, texts: Sequence[str], max_tokens: int
+) -> None:
+    """Let every side answer every prompt, another one first each time; then end the workers."""
+    stop_ids = list(tokenizer.stop_ids)
+    for number, text in enumerate([texts[0], *texts]):
+        ids = tokenizer.encode(tokenizer.render([{"role": "user", "content": text}], None))
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            if number:
+                side.answer(ids, max_tokens, stop_ids)
+            else:  # a warm-up
+                Side("", side.block, side.worker).answer(ids, 16, stop_ids)
+    for worker in {id(side.worker): side.worker for side in sides}.values():
+        assert worker.stdin is not None
+        worker.stdin.close()
+        worker.wait()
 
 
 def table(sides: list[Side], peer: Side) -> str:
@@ -141,7 +163,8 @@ def main() -> None:
     args = parser.parse_args()
     if platform.system() != "Linux":
         raise SystemExit("The published dflash brings its PyTorch side on Linux only.")
-    python = environment(args.venv.absolute(), Path("constraints.txt"))
+    # torch goes first, pinned, so that a build without a card's libraries is kept.
+    python = environment(args.venv.absolute(), ["-c", "constraints.txt", TORCH], [PEER])
     target = demo.ensure(lambda stage, done, total: None)
     pair = (str(target), str(demo.draft_folder()), args.dtype, str(args.threads))
     peer, ours = (
@@ -156,21 +179,8 @@ def main() -> None:
         Side("dflash 0.1.0, plain", 0, peer),
         Side("dflash-local, plain", 0, ours),
     ]
-    tokenizer = HubTokenizer(target)
     prompts = chosen(args.prompts, args.set)
-    stop_ids = list(tokenizer.stop_ids)
-    for number, (_, text) in enumerate([prompts[0], *prompts]):
-        ids = tokenizer.encode(tokenizer.render([{"role": "user", "content": text}], None))
-        turn = number % len(sides)
-        for side in sides[turn:] + sides[:turn]:
-            if number:
-                side.answer(ids, args.max_tokens, stop_ids)
-            else:  # a warm-up
-                Side("", side.block, side.worker).answer(ids, 16, stop_ids)
-    for worker in (peer, ours):
-        assert worker.stdin is not None
-        worker.stdin.close()
-        worker.wait()
+    in_turn(sides, HubTokenizer(target), [text for _, text in prompts], args.max_tokens)
     print(f"{processor()}, {args.threads} thread(s), {args.dtype}, {len(prompts)} prompts ", end="")
     print(f"({prompts_hash(prompts)}), {args.max_tokens} tokens, block {block}\n")
     print(table(sides, sides[0]))

@@ -1,4 +1,5 @@
-"""This program behind the same pipe as its peer: ``peer_ours.py TARGET DRAFT DTYPE THREADS``."""
+"""This program behind the same pipe as its peer: ``peer_ours.py TARGET DRAFT NUMBERS THREADS``,
+where NUMBERS is a dtype, or ``nf4``."""
 
 from __future__ import annotations
 
@@ -9,10 +10,17 @@ import dflash_local
 from dflash_local import SamplingParams
 
 
-def main(target: str, draft: str, dtype: str, threads: str) -> None:
+def main(target: str, draft: str, numbers: str, threads: str) -> None:
     """Load, say so, answer until the pipe is closed."""
+    quantised = numbers == "nf4"
     with dflash_local.load(
-        target, draft=draft, dtype=dtype, threads=int(threads), backend="torch", context=2048
+        target,
+        draft=draft,
+        dtype=None if quantised else numbers,
+        quantize=numbers if quantised else None,
+        threads=int(threads),
+        backend="torch",
+        context=2048,
     ) as engine:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
