@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,9 @@ import torch.nn.functional as F
 from .blocks import Batch
 from .network import DraftNetwork
 from .recipe import FitRecipe
+
+_ROWS_AT_ONCE = 256
+"""Rows whose scores over the ids of a step fit a CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +62,27 @@ class SlotLoss:
         subset, correction = self._subset(seed)
         place = torch.full((len(self._head),), -1, device=device)
         place[subset] = torch.arange(len(subset), device=device)
-        rows = slots[valid]
-        scores = F.linear(rows, self._head[subset]).float() + correction
+        rows, head = slots[valid], self._head[subset]
         best, mass = place[batch.best_ids[valid]], batch.best_probabilities[valid]
         known = best >= 0
         mass = mass * known
-        logs = scores.log_softmax(-1).gather(-1, best.clamp(min=0))
-        soft = -(mass * logs).sum(-1) / mass.sum(-1).clamp(min=1e-6)
-        each = fit.soft * soft - (1 - fit.soft) * logs[:, 0]
+        shares = fit.soft * mass / mass.sum(-1, keepdim=True).clamp(min=1e-6)
+        shares[:, 0] += 1 - fit.soft
         weights = weights * known[:, 0]
+        best = best.masked_fill(~known, 0)
+        if network.config.v2 is None:
+            each, chosen = _Nearness.apply(rows, head, correction, best, shares)  # type: ignore[no-untyped-call]
+        else:
+            scores = F.linear(rows, head).float() + correction
+            each = scores.logsumexp(-1) - (shares * scores.gather(-1, best)).sum(-1)
         loss = (weights * each).sum() / weights.sum().clamp(min=1e-6)
-        chosen = scores.argmax(-1)
         if network.config.v2 is not None:
             ids = (batch.before[valid], subset)
             added, chosen = _selected(network, rows, scores, ids, best, weights)
             loss = loss + added
+        hits = (chosen == best[:, 0]) & known[:, 0]
         right = torch.zeros_like(valid)
-        right[valid] = chosen == best[:, 0]
+        right[valid] = hits
         chain = right.long().cumprod(-1).float() * valid
         return Outcome(loss, (chain.sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)).detach())
 
@@ -89,6 +97,47 @@ class SlotLoss:
         share = torch.tensor(len(self._rare) / self._drawn)
         correction[len(self._frequent) :] = share.log()
         return subset, correction
+
+
+class _Nearness(torch.autograd.Function):
+    """Cross entropy of rows ``[rows, hidden]`` against shares of their best ids, and the best ids.
+
+    The scores ``[rows, ids]`` of all rows would be most of a step's memory traffic. So they are
+    made a slice at a time, and what they say about the rows' gradient is kept instead of them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        head: torch.Tensor,
+        correction: torch.Tensor,
+        best: torch.Tensor,
+        shares: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row's loss, and the column that it scores highest."""
+        slopes, each, chosen = [], [], []
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            states, ids, wanted = (t[start : start + _ROWS_AT_ONCE] for t in (rows, best, shares))
+            scores = F.linear(states.to(head.dtype), head).float().add_(correction)
+            top, column = scores.max(-1, keepdim=True)
+            said = scores.gather(-1, ids)
+            powers = scores.sub_(top).exp_()
+            mass = powers.sum(-1, keepdim=True)
+            each.append((top + mass.log())[:, 0] - (wanted * said).sum(-1))
+            chosen.append(column[:, 0])
+            slope = powers.div_(mass).scatter_add_(-1, ids, -wanted)
+            slopes.append(slope.to(head.dtype) @ head)
+        ctx.save_for_backward(torch.cat(slopes).to(rows.dtype))
+        found = torch.cat(chosen)
+        ctx.mark_non_differentiable(found)
+        return torch.cat(each), found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Of the rows alone; the head is frozen."""
+        (slopes,) = ctx.saved_tensors
+        return slopes * grads[0][:, None], None, None, None, None
 
 
 def _selected(

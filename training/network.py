@@ -144,7 +144,7 @@ class _Attention(nn.Module):
         count, heads, rows, dim = query.shape
         # The query heads of a group read the same K/V: they are more rows of one head.
         folded = query.reshape(count, keys.shape[1], -1, dim)
-        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+        mixed = _attend(folded, keys, values, mask)
         mixed = mixed.reshape(count, heads, rows, dim).transpose(1, 2)
         out: torch.Tensor = self.o_proj(mixed.reshape(count, rows, heads * dim))
         return out
@@ -235,10 +235,26 @@ def _rotate(heads: torch.Tensor, turn: Turn) -> torch.Tensor:
     return heads * turn[0] + torch.cat((-high, low), dim=-1) * turn[1]
 
 
-def _visible(anchors: torch.Tensor, length: int, rows: int, groups: int) -> torch.Tensor:
-    """Which keys a row sees, bool ``[sequences, 1, groups * n, length + n]``, n blocks * rows.
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Attention under a mask as ``_visible`` gives it."""
+    if mask.dtype == torch.bool:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    with torch.autocast("cpu", enabled=False):  # it would take the softmax in fp32
+        query, keys, values = (t.to(mask.dtype) for t in (query, keys, values))
+        scores = (query * query.shape[-1] ** -0.5) @ keys.mT
+        mixed: torch.Tensor = (scores + mask).softmax(dim=-1) @ values
+        return mixed
 
-    The context ahead of the anchor, and the rows of the own block.
+
+def _visible(anchors: torch.Tensor, length: int, rows: int, groups: int) -> torch.Tensor:
+    """Which keys a row sees, ``[sequences, 1, groups * n, length + n]``, n blocks * rows: the
+    context ahead of the anchor, and the rows of the own block.
+
+    A bool mask; or one to add, for bf16 on the CPU, where the products one by one take half the
+    time of the fused kernels: 32 against 65 ms, gradients included, for 16 x 3 x 576 queries over
+    440 keys.
     """
     count, blocks = anchors.shape
     device = anchors.device
@@ -246,4 +262,8 @@ def _visible(anchors: torch.Tensor, length: int, rows: int, groups: int) -> torc
     context = torch.arange(length, device=device) < starts
     owner = torch.arange(blocks, device=device).repeat_interleave(rows)
     own = (owner[:, None] == owner[None, :]).expand(count, -1, -1)
-    return torch.cat((context, own), dim=-1).repeat(1, groups, 1)[:, None]
+    visible = torch.cat((context, own), dim=-1).repeat(1, groups, 1)[:, None]
+    if device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return visible
+    hidden = torch.zeros(visible.shape, dtype=torch.get_autocast_dtype("cpu"))
+    return hidden.masked_fill_(~visible, float("-inf"))

@@ -63,7 +63,7 @@ def expected(query: Any, rows: Any, window: int | None) -> Any:
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("maker", [PlainRows, Int8Rows])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(steps=moves)
 def test_only_the_rows_that_count_are_seen(
     window: int | None, maker: KvMaker, dtype: Any, steps: list[Move]
