@@ -36,7 +36,8 @@ def test_slices_give_the_cross_entropy_and_its_gradient(rows: int) -> None:
 def test_both_ways_of_attention_are_the_same() -> None:
     torch.manual_seed(0)
     anchors = torch.tensor([[2, 7], [5, 1]])
-    query, keys, values = torch.randn(2, 2, 12, 16), *torch.randn(2, 2, 2, 15, 16)
+    query = torch.randn(2, 2, 12, 16)
+    keys, values = torch.randn(2, 2, 2, 15, 16)
     fused = _attend(query, keys, values, _visible(anchors, 9, 3, 2))
     with torch.autocast("cpu", torch.bfloat16):
         mask = _visible(anchors, 9, 3, 2)
