@@ -11,6 +11,7 @@ from dflash_local.branches import in_place
 
 from .torch_attention import additive_mask, column_step
 from .torch_kv_rows import DenseRows, KvMaker, KvRows, PlainRows
+from .torch_masks import band_visible, tree_visible
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
 
@@ -251,15 +252,15 @@ class SlicedCache:
         if rows == 1 and spare == 0:
             return None
         if self._tree is not None:
-            return self._branched(self._tree, past, spare, window, groups)
+            return self._additive(tree_visible(self._tree, past, spare, window), groups)
         if rows > _CACHED_ROWS:
-            return self._band(rows, past, spare, window, groups)
+            return self._additive(band_visible(rows, past, spare, window, self._device), groups)
         longest = len(self._positions) if window is None else window - 1
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            band = self._band(rows, longest, 2 * self._step, window, groups)
-            self._bands[key] = band
+            visible = band_visible(rows, longest, 2 * self._step, window, self._device)
+            band = self._bands[key] = self._additive(visible, groups)
         return band[:, longest - past : longest + rows + spare]
 
     def columns(self, window: int | None) -> int:
@@ -340,6 +341,9 @@ class SlicedCache:
         """Earlier positions that the rows begun see together."""
         return self._length if window is None else min(self._length, window - 1)
 
+    def _additive(self, visible: torch.Tensor, groups: int) -> torch.Tensor:
+        return additive_mask(visible, groups, self._dtype)
+
     def _layers_of(self, window: int | None) -> list[KvRows]:
         own = enumerate(self.windows)
         return [self._layers[i] for i, w in own if w == window and self._stored[i]]
@@ -367,31 +371,6 @@ class SlicedCache:
             for layer in self._layers_of(window):
                 layer.hold(needed, min(start, held))
             self._held[window] = needed
-
-    def _band(
-        self, rows: int, past: int, spare: int, window: int | None, groups: int
-    ) -> torch.Tensor:
-        """The mask of ``rows`` rows that follow ``past`` columns, with ``spare`` ones behind."""
-        queries = torch.arange(past, past + rows, device=self._device)[:, None]
-        keys = torch.arange(past + rows + spare, device=self._device)[None, :]
-        visible = keys <= queries
-        if window is not None:
-            visible &= queries - keys < window
-        return additive_mask(visible, groups, self._dtype)
-
-    def _branched(
-        self, tree: Tree, past: int, spare: int, window: int | None, groups: int
-    ) -> torch.Tensor:
-        """The mask of a tree's rows that follow ``past`` columns, with ``spare`` ones behind."""
-        rows = len(tree.ids)
-        visible = torch.ones((rows, past + rows + spare), dtype=torch.bool, device=self._device)
-        visible[:, past : past + rows] = tree.sees
-        visible[:, past + rows :] = False
-        if window is not None:
-            columns = torch.arange(past, device=self._device)
-            visible[:, :past] &= past + tree.depths[:, None] - columns < window
-            visible[:, past : past + rows] &= tree.depths[:, None] - tree.depths < window
-        return additive_mask(visible, groups, self._dtype)
 
 
 def buffer_rows(window: int | None, capacity: int) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from .torch_attention import additive_mask, column_step, empty_keys
 from .torch_cache import REACH, SLICE
+from .torch_masks import visible_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +232,3 @@ class SlicedContext:
         group, index = self._places[layer]
         rows = slice(0, self.length - group.base)
         return group.keys[index, 0, :, rows], group.values[index, 0, :, rows]
-
-
-def visible_columns(distance: torch.Tensor, window: int | None, causal: bool) -> torch.Tensor:
-    """Which columns a row sees, from the distances back to them ``[rows, columns]``."""
-    visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return visible if window is None else visible & (distance.abs() < window)

@@ -14,7 +14,8 @@ import torch
 from .torch_attention import additive_mask
 from .torch_cache import REACH
 from .torch_cache_device import bucket_of
-from .torch_draft_context import ContextShape, visible_columns
+from .torch_draft_context import ContextShape
+from .torch_masks import visible_columns
 
 
 class _Ring:
