@@ -69,7 +69,7 @@ KEEP_BLOCKS := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=85899345
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
 	$(KEEP_BLOCKS) $(BIN)/dflash-local train demo --out $(DEMO_DRAFT) --own 6000 --rows 128 \
-		--answer-tokens 256 --minutes 60 --held-out 120 --draft-vocab 24576 $(ARGS)
+		--answer-tokens 256 --minutes 50 --held-out 120 --draft-vocab 24576 $(ARGS)
 	cp $(DEMO_DRAFT)/draft/* dflash_local/demo_draft/
 
 clean:

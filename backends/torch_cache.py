@@ -259,7 +259,8 @@ class SlicedCache:
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            visible = band_visible(rows, longest, 2 * self._step, window, self._device)
+            most = 2 * self._coarse(longest)
+            visible = band_visible(rows, longest, most, window, self._device)
             band = self._bands[key] = self._additive(visible, groups)
         return band[:, longest - past : longest + rows + spare]
 
@@ -352,6 +353,10 @@ class SlicedCache:
         """Whether all rows that are held are read."""
         return self._step > 1 and window is None
 
+    def _coarse(self, columns: int) -> int:
+        """The step in which dense rows grow: all of them move each time, so an eighth at least."""
+        return max(self._step, 1 << max(0, columns.bit_length() - 4))
+
     def _spare(self, window: int | None) -> int:
         """Columns behind the rows begun that are read with them and masked."""
         if self._step == 1:
@@ -365,9 +370,10 @@ class SlicedCache:
         """What is masked is multiplied all the same, so it must be a number; and what is read
         whole is cheapest where it is no longer than it must be."""
         start, held = self._length - self._base[window], self._held[window]
-        rest = -(self._past(window) + self._rows) % self._step
-        needed = min(start + self._rows + rest, self._room[window])
-        if held < needed or (self._dense(window) and held > needed + self._step):
+        columns = self._past(window) + self._rows
+        step = self._coarse(columns) if self._dense(window) else self._step
+        needed = min(start + self._rows + -columns % step, self._room[window])
+        if held < needed or (self._dense(window) and held > needed + step):
             for layer in self._layers_of(window):
                 layer.hold(needed, min(start, held))
             self._held[window] = needed
