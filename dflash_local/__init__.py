@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dflash_local.aio import acomplete, astream
     from dflash_local.chat import Answer, Chat, ChatOptions, Conversation
-    from dflash_local.engine import Engine, Reply
+    from dflash_local.engine import Engine
     from dflash_local.errors import (
         BackendUnavailable,
         ContextFull,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from dflash_local.events import Done, Event, LoadProgress, Piece, Prefill, Round, Text, Usage
     from dflash_local.prompting import Message
+    from dflash_local.reply import Reply
     from dflash_local.sampling import SamplingParams
     from dflash_local.select import load
     from dflash_local.stats import DraftStats, StatsSummary
@@ -37,7 +38,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load": "select",
-    **dict.fromkeys(("Engine", "Reply"), "engine"),
+    "Engine": "engine",
+    "Reply": "reply",
     "Message": "prompting",
     **dict.fromkeys(("acomplete", "astream"), "aio"),
     **dict.fromkeys(("Answer", "Chat", "ChatOptions", "Conversation"), "chat"),

@@ -7,9 +7,10 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from dflash_local.engine import Engine, Reply, reply_of
+from dflash_local.engine import Engine
 from dflash_local.events import Event
 from dflash_local.prompting import Message, Prompt
+from dflash_local.reply import Reply, reply_of
 from dflash_local.sampling import SamplingParams
 
 

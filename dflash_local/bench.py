@@ -8,9 +8,10 @@ from itertools import chain, groupby
 
 from dflash_local.backend import MemoryFigures
 from dflash_local.bench_setup import Setup, Spread, peak_resident
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
 from dflash_local.events import Round
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 from dflash_local.stats import PositionRate
 

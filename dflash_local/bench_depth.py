@@ -10,9 +10,10 @@ from dflash_local.bench import Split, split, tau, tok_s
 from dflash_local.bench_prompts import OWN, PROMPTS
 from dflash_local.bench_setup import Setup
 from dflash_local.bench_topics import CHAT, MATHS, SUMMARISE
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
 from dflash_local.prompting import Message
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 
 _INTRODUCTION = "Here are notes from many conversations.\n\n"

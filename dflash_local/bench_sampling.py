@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from dflash_local.bench import tau, tok_s
 from dflash_local.bench_setup import Setup
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 
 

@@ -15,7 +15,8 @@ from dflash_local.bench import in_turn, tau, tok_s
 from dflash_local.bench_setup import Setup, Spread
 from dflash_local.bench_topics import Prompts
 from dflash_local.costs import measured_counts
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 
 Answered = list[list[list[Reply]]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,51 +17,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
 from dflash_local.errors import DflashError, EngineError, OptionError
-from dflash_local.events import Done, Event, Piece, Reason, Resumed, Round, Text, Usage
+from dflash_local.events import Done, Event, Resumed
 from dflash_local.lookup import Lookup
 from dflash_local.loop import generate
 from dflash_local.prompting import ChatTokenizer, Message, Prompt, build_prompt, check_ids
+from dflash_local.reply import Reply, reply_of
 from dflash_local.sampling import SamplingParams
-from dflash_local.stats import StatsSummary
 from dflash_local.text import ReplyText
 from dflash_local.width import AutoWidth, FixedWidth, TwoWidths, Width
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A whole answer."""
-
-    text: str
-    thinking: str
-    tokens: tuple[int, ...]
-    reason: Reason
-    usage: Usage
-    stats: StatsSummary
-    rounds: tuple[Round, ...]
-
-
-def reply_of(events: Iterable[Event]) -> Reply:
-    """The whole answer that its events, ``Done`` at the end, make up."""
-    pieces: list[Piece] = []
-    rounds: list[Round] = []
-    for event in events:
-        if isinstance(event, Text):
-            pieces.extend(event.pieces)
-        elif isinstance(event, Round):
-            rounds.append(event)
-        elif isinstance(event, Done):
-            done = event
-    return Reply(
-        text="".join(p.text for p in pieces if p.channel == "answer"),
-        thinking="".join(p.text for p in pieces if p.channel == "think"),
-        tokens=done.tokens,
-        reason=done.reason,
-        usage=done.usage,
-        stats=done.stats,
-        rounds=tuple(rounds),
-    )
 
 
 @dataclass(slots=True)

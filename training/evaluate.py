@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_local.bench import positions, tau
-from dflash_local.engine import Reply
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 from dflash_local.select import load
 from dflash_local.stats import PositionRate

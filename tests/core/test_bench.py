@@ -25,8 +25,9 @@ from dflash_local.bench_setup import Spread
 from dflash_local.bench_sweep import SetFigures, WidthFigures, _middle_times, _width, run_sweep
 from dflash_local.bench_topics import TOPICS
 from dflash_local.bench_view import Report, as_json, as_text
-from dflash_local.engine import Engine, Reply
+from dflash_local.engine import Engine
 from dflash_local.errors import OptionError
+from dflash_local.reply import Reply
 from dflash_local.sampling import SamplingParams
 
 REPLY = "".join(chr(97 + (i * i) % 23) for i in range(200))
