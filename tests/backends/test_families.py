@@ -125,6 +125,23 @@ def branched(backend: TorchBackend, truth: Sequence[int], count: int) -> list[in
     return ids[:count]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_columns_that_make_the_number_round_change_nothing(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bf16 has them on the CPU; here in fp32, where ids can be compared."""
+    monkeypatch.setattr("dflash_local.backends.torch_cache.column_step", lambda *asked: 64)
+    kind, settings = FAMILIES[family]
+    model = save_target(tmp_path, kind, **settings)
+    backend = open_pair(tmp_path, None, Options(context=200, dtype="fp32"), lambda step: None)
+    truth = generated(model, [7, 8], 75)
+    for way in (plain, drafted, branched) if backend.info.branching else (plain, drafted):
+        backend.rewind(0)
+        backend.extend([7, 8])
+        given = () if way is plain else (truth,)
+        assert way(backend, *given, 70) == truth[:70], way.__name__
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes_what_transformers_does(
