@@ -57,15 +57,15 @@ bench-peers: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_peers $(ARGS)
 
 bench-llama: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_llama $(ARGS)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_llama $(ARGS)
 
 bench-forward: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_forward $(ARGS)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.bench_forward $(ARGS)
 
 DEMO_DRAFT := build/demo-draft
 # glibc gives the large blocks of every step back to the system, which clears them page by page
 # when they are asked for again: a seventh of the time. So it keeps them.
-KEEP_BLOCKS := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
+KEEP_BLOCKS := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
 	$(KEEP_BLOCKS) $(BIN)/dflash-local train demo --out $(DEMO_DRAFT) --own 6000 --rows 128 \

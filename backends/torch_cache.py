@@ -259,7 +259,7 @@ class SlicedCache:
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            most = 2 * self._coarse(longest)
+            most = 0 if self._step == 1 else 2 * self._coarse(longest)
             visible = band_visible(rows, longest, most, window, self._device)
             band = self._bands[key] = self._additive(visible, groups)
         return band[:, longest - past : longest + rows + spare]
@@ -305,6 +305,7 @@ class SlicedCache:
                 length = 0
         if length == 0:
             self._base = dict.fromkeys(self._base, 0)
+            self._held = dict.fromkeys(self._held, 0)  # what was no number is forgotten too
         if self.recurrent is not None and length < self._length:
             self.recurrent.go_back(length)
         self._length = length
@@ -354,7 +355,7 @@ class SlicedCache:
         return self._step > 1 and window is None
 
     def _coarse(self, columns: int) -> int:
-        """The step in which dense rows grow: all of them move each time, so an eighth at least."""
+        """The step in which dense rows grow, a sixteenth at least, as all move each time."""
         return max(self._step, 1 << max(0, columns.bit_length() - 4))
 
     def _spare(self, window: int | None) -> int:

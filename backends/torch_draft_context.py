@@ -128,6 +128,12 @@ class _Group:
         own = end - self.first_visible(length)
         return min(-own % self._step, self.room - (end - self.base))
 
+    def crop(self, length: int) -> None:
+        """Forget rows; from the start on, also what was no number."""
+        self.base = min(self.base, length)
+        if length == 0:
+            self._clean = 0
+
     def make_room(self, length: int, rows: int) -> None:
         """Move the rows that still matter to the front when the end is reached."""
         if self.window is not None and length + rows - self.base > self.room:
@@ -225,7 +231,7 @@ class SlicedContext:
         """Rows that a window has dropped are missing afterwards."""
         self.length = min(self.length, length)
         for group in self._groups:
-            group.base = min(group.base, self.length)
+            group.crop(self.length)
 
     def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views."""

@@ -71,6 +71,6 @@ def _head_rows(target_dir: Path, ids: torch.Tensor) -> torch.Tensor | None:
     for ending in ("lm_head.weight", "embed_tokens.weight")[tied:]:
         for name in stored:
             if name.endswith(ending):
-                tensor = stored.raw(name)
-                return tensor[ids] if tensor.is_floating_point() and tensor.dim() == 2 else None
+                rows = stored.raw(name, ids)
+                return rows if rows.is_floating_point() and rows.dim() == 2 else None
     return None

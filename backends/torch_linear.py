@@ -15,6 +15,9 @@ from dflash_local.weight_bytes import HALF_BLOCK
 _PACKED_FOR = 8
 """Rows that the packed order is chosen for; it serves other numbers as well."""
 
+_AT_ONCE = 2048
+"""Rows of a weight that are rounded together."""
+
 
 class Linear(Protocol):
     """``x @ weight.T + bias`` for states ``[rows, columns]``."""
@@ -139,17 +142,24 @@ class ByteLinear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        weight = weight.float()
-        scales = weight.abs().amax(dim=1).clamp(min=1e-12).double() / 127.0
-        zeros = torch.zeros(len(weight), dtype=torch.long)
+        rows, columns = weight.shape
+        rounded = torch.empty((rows, columns), dtype=torch.int8)
+        scales = torch.empty(rows, dtype=torch.double)
+        # Some rows at a time: in fp32 all of a large head would be several times its own size.
+        for place in (slice(start, start + _AT_ONCE) for start in range(0, rows, _AT_ONCE)):
+            part = weight[place].float()
+            least, most = part.aminmax(dim=1)
+            scales[place] = torch.maximum(-least, most).clamp_(min=1e-12).double() / 127.0
+            steps = (part / scales[place, None].float()).round_().clamp_(-127, 127)
+            rounded[place] = steps.to(torch.int8)
+        zeros = torch.zeros(rows, dtype=torch.long)
         with warnings.catch_warnings():
             # The library means to give these tensors up; `has_byte_products` asks for them.
             warnings.simplefilter("ignore")
-            rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            quantised = torch._make_per_channel_quantized_tensor(rounded, scales, zeros, 0)
         added = None if bias is None else bias.float()
-        self._packed = torch.ops.quantized.linear_prepack(rounded, added)
-        blocks = -(-weight.shape[1] // HALF_BLOCK)
-        self._size = len(weight) * (blocks * HALF_BLOCK + 8) + tensor_bytes(added)
+        self._packed = torch.ops.quantized.linear_prepack(quantised, added)
+        self._size = rows * (-(-columns // HALF_BLOCK) * HALF_BLOCK + 8) + tensor_bytes(added)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product."""
@@ -179,7 +189,10 @@ def has_half_products() -> bool:
 
 def has_byte_products() -> bool:
     """Whether it also multiplies weights of 8 bits with states that are rounded on the way."""
-    operators = (torch.ops.quantized, "linear_dynamic"), (torch, "quantize_per_channel")
+    operators = (
+        (torch.ops.quantized, "linear_dynamic"),
+        (torch, "_make_per_channel_quantized_tensor"),
+    )
     return has_half_products() and all(hasattr(place, name) for place, name in operators)
 
 

@@ -69,7 +69,7 @@ class Options(Protocol):
 
     @property
     def draft_bits(self) -> int | None:
-        """4, 8 or 16 for the draft; None is as the body."""
+        """4, 8 or 16 for the draft; None is as the body, 8 on a CPU that leaves that as it is."""
         ...
 
     @property

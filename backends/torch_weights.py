@@ -60,13 +60,15 @@ class TensorReader(Mapping[str, torch.Tensor]):
             dtype = self._dtype if tensor.is_floating_point() else torch.long
             return tensor.to(self._device, dtype, copy=True)
 
-    def raw(self, name: str) -> torch.Tensor:
-        """One tensor in the type that the file holds.
+    def raw(self, name: str, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """One tensor in the type that the file holds, or some rows of it.
 
         Raises:
             WeightsError: it is missing.
         """
         with self._stored(name) as tensor:
+            if rows is not None:
+                return tensor[rows].to(self._device)
             return tensor.to(self._device, copy=True)
 
     @contextmanager

@@ -47,7 +47,8 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{part}-bits",
             type=int,
             choices=(4, 8, 16),
-            help=f"bits per weight of the {part}; default: as the target",
+            help=f"bits per weight of the {part}; default: as the target"
+            + (", 8 on an x86 CPU that does not quantise the target" if part == "draft" else ""),
         )
     group.add_argument(
         "--draft-window",

@@ -144,11 +144,12 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
         again.append((shapes["d2t"][0], config.hidden_size))
     total = 0.0
     for name, shape in (*shapes.items(), *(("again", shape) for shape in again)):
-        rate = kept.bytes_of(scheme) if len(shape) > 1 else kept.states
-        if kept.light and len(shape) == 2 and name != "fc.weight":
+        if not (name in ("again", "lm_head.weight", "fc.weight") or name.endswith("_proj.weight")):
+            total += math.prod(shape) * kept.states  # rows of an embedding, norms, version 2's
+        elif kept.light and name != "fc.weight":
             total += _in_blocks(shape)
         else:
-            total += kept.weights(shape, scheme) * rate
+            total += kept.weights(shape, scheme) * kept.bytes_of(scheme)
     return int(total)
 
 

@@ -117,7 +117,7 @@ class _Nearness(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's loss, and the column that it scores highest."""
         slopes, each, chosen = [], [], []
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
+        for start in range(0, max(1, len(rows)), _ROWS_AT_ONCE):
             states, ids, wanted = (t[start : start + _ROWS_AT_ONCE] for t in (rows, best, shares))
             scores = F.linear(states.to(head.dtype), head).float().add_(correction)
             top, column = scores.max(-1, keepdim=True)

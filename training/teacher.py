@@ -49,7 +49,12 @@ class Teacher:
         # A slice of the states, as the last position is, would be multiplied by a copy of the head
         # per sequence: 64 of the demo target's took 4 seconds.
         head: Any = self.model.get_output_embeddings()
-        head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+        if head is None:
+            raise WeightsError(
+                f"{type(self.model).__name__} has no output head that a draft could use.",
+                "Train for another target.",
+            )
+        head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
         quicken(self.model)
         self.config: Any = self.model.config.get_text_config(decoder=True)
         self.device = device

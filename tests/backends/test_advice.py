@@ -74,6 +74,29 @@ def test_both_opinions_are_mixed(advise: Advise, count: int) -> None:
     np.testing.assert_allclose(shares(advise(scores, found)), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("odds", [(0.5, 0.01, 0.9), (0.0, 0.0, 0.0), (1 - 1e-6, 0.3, 0.0)])
+@pytest.mark.parametrize("width", [1, 4, 20])
+def test_a_lattice_holds_the_same_mixture(odds: tuple[float, ...], width: int) -> None:
+    torch = pytest.importorskip("torch")
+    from dflash_local.backends.torch_advice import join, pack, unpack
+    from dflash_local.backends.torch_tree import independent
+
+    scores = np.random.default_rng(3).normal(size=(3, 20)).astype(np.float32) * 4
+    advised = (3, 0, int(scores[2].argmax()))
+    asked = unpack(pack(9, Found(advised, odds), 3, torch.device("cpu")))
+    alone = shares(scores)
+    said = torch.from_numpy(np.log(alone[range(3), advised]))[:, None]
+    found = join(independent(torch.from_numpy(scores), width), said, asked)
+    mixed = alone * (1.0 - np.array(odds, dtype=np.float32))[:, None]
+    mixed[range(3), advised] += odds
+    for slot in range(3):
+        ids, steps = found.candidates[slot].tolist(), found.scores[slot, 0].exp().tolist()
+        there = {token: step for token, step in zip(ids, steps, strict=True) if step > 0}
+        assert set(there) == {*np.argsort(-alone[slot])[:width].tolist(), advised[slot]}
+        for token, step in there.items():
+            assert step == pytest.approx(float(mixed[slot, token]), rel=1e-3, abs=2e-6)
+
+
 @pytest.mark.parametrize("advise", WAYS)
 def test_no_advice_leaves_the_scores(advise: Advise) -> None:
     scores = np.random.default_rng(2).normal(size=(3, 20)).astype(np.float32)

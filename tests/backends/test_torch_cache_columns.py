@@ -68,12 +68,48 @@ def expected(query: Any, rows: Any, window: int | None) -> Any:
 def test_only_the_rows_that_count_are_seen(
     window: int | None, maker: KvMaker, dtype: Any, steps: list[Move]
 ) -> None:
-    cache = SlicedCache([Layer(window)] * 2, CAPACITY, dtype=dtype, device=CPU, rows=maker)
+    follow(window, maker, dtype, CAPACITY, steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_long_contexts_grow_in_longer_steps(dtype: Any) -> None:
+    steps = [(512, 512, 0)] * 5 + [(1, 1, 0), (8, 3, 0), (16, 16, 1500), (8, 8, 0), (512, 512, 0)]
+    steps += [(4, 4, 3), (512, 512, 0), (8, 5, 2000), (1, 1, 0), (8, 8, 9999), (70, 70, 0)]
+    follow(None, PlainRows, dtype, 3000, steps)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_what_was_no_number_is_forgotten_at_the_start(window: int | None) -> None:
+    cache = SlicedCache([Layer(window)], CAPACITY, dtype=torch.bfloat16, device=CPU)
+    context = SlicedContext(
+        ContextShape((window,), HEADS, KV_HEADS, DIM, block=8, capacity=CAPACITY),
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    for value in (float("nan"), 1.0):
+        rows = torch.full((1, KV_HEADS, 9, DIM), value, dtype=torch.bfloat16)
+        count = 9 if value != 1.0 else 2
+        cache.crop(0)
+        cache.begin(count)
+        keys, values = cache.update(rows[:, :, :count], rows[:, :, :count], 0)
+        cache.advance(count)
+        context.crop(0)
+        context.begin(count)
+        seen = context.peek(0, *(rows[0, :, :count].transpose(0, 1),) * 2)
+    for tensor in (keys, values, *seen):
+        assert bool(tensor.isfinite().all())
+
+
+def follow(
+    window: int | None, maker: KvMaker, dtype: Any, capacity: int, steps: list[Move]
+) -> None:
+    """Do the moves and hold every forward's attention against the formula."""
+    cache = SlicedCache([Layer(window)] * 2, capacity, dtype=dtype, device=CPU, rows=maker)
     step = column_step(dtype, CPU)
     draws = torch.Generator().manual_seed(1)
     held = torch.zeros(2, KV_HEADS, 0, DIM, dtype=dtype)
     for rows, keep, back in steps:
-        if held.shape[2] + rows > CAPACITY:
+        if held.shape[2] + rows > capacity:
             continue
         fresh = torch.randn(2, KV_HEADS, rows, DIM, generator=draws).to(dtype)
         query = torch.randn(1, HEADS, rows, DIM, generator=draws).to(dtype)
@@ -83,7 +119,7 @@ def test_only_the_rows_that_count_are_seen(
         for layer in range(2):
             keys, values = cache.update(fresh[:1], fresh[1:], layer)
             assert keys.shape[2] == values.shape[2] == cache.columns(window)
-            assert keys.shape[2] % step == 0 or whole.shape[2] > CAPACITY - step or window
+            assert keys.shape[2] % step == 0 or whole.shape[2] > 0.8 * capacity or window
             out = folded_attention(query, keys, values, mask, 0.3)
             assert bool(out.isfinite().all())
             near = 0.05 if dtype == torch.bfloat16 or maker is Int8Rows else 1e-5

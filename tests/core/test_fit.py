@@ -9,11 +9,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dflash_local import demo, fit, free_memory, memory_need, registry
 from dflash_local.errors import DoesNotFit
-from dflash_local.free_memory import Room
+from dflash_local.free_memory import Room, cpu_bf16
 from dflash_local.target_shape import shape_of
 from dflash_local.weights import folder_shapes
 from tests.support.tiny import loop_pair
@@ -72,6 +74,8 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
                 ("qwen3", 8192, "fp16"),
                 ("demo", 2048, "fp32"),
                 ("demo", 2048, "fp16"),
+                # Elsewhere bf16 is kept as fp16.
+                *([("demo", 2048, "bf16")] if cpu_bf16() else []),
             )
         ),
         *(
@@ -198,6 +202,21 @@ def test_numbers_that_a_config_lists_layer_by_layer() -> None:
     listed = shape_of({**config, "per_layer_config": {"1": {"head_dim": 32}}})
     assert listed == shape_of({**config, "global_head_dim": 32})
     assert (listed.head_dim, listed.window_head_dim) == (32, 16)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_light_drafts_own_embedding_stays_as_wide_as_its_states(
+    dtype: str, tmp_path: Path
+) -> None:
+    target, draft = loop_pair(tmp_path)
+    room = Room("cpu", "a test's cpu", 100 * GB, 100 * GB, dtype == "bf16", True)
+    asked = {"backend": "torch", "dtype": dtype, "free": room}
+    before = fit.fit(target, draft, **asked).need.draft  # type: ignore[arg-type]
+    tensors = load_file(draft / "model.safetensors")
+    rows = np.zeros((128, tensors["norm.weight"].shape[0]), dtype=np.float32)
+    save_file({**tensors, "embed_tokens.weight": rows}, draft / "model.safetensors")
+    after = fit.fit(target, draft, **asked).need.draft  # type: ignore[arg-type]
+    assert after - before == rows.size * (2 if dtype == "bf16" else 4)
 
 
 def test_what_a_card_quantises_by_itself_is_counted_so(

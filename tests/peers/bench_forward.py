@@ -1,7 +1,7 @@
 """This program's forward of the demo target beside transformers', in one process, in turn.
 
-``make bench-forward`` runs it. Both read the same ids one forward after the other, so both caches
-grow as they do in an answer.
+``make bench-forward`` runs it, on the CPU. Both read the same ids one forward after the other, so
+both caches grow as they do in an answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def timed(
     theirs: Callable[[torch.Tensor], torch.Tensor],
     ids: torch.Tensor,
 ) -> tuple[float, float]:
-    """Seconds of each; that they say the same is checked too."""
+    """Seconds of each; in fp32 that they say the same is checked too."""
     begun = time.perf_counter()
     own = ours(ids)
     between = time.perf_counter()
