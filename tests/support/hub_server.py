@@ -206,17 +206,21 @@ class _Handler(BaseHTTPRequestHandler):
             cut = fault.hold_at if fault.hold_at is not None else len(body)
             if fault.drop_at is not None:
                 cut = int(len(body) * fault.drop_at)
-            self.wfile.write(body[:cut])
+            # Noted before the last byte is there: a test looks as soon as it has all of them.
+            last = max(0, min(cut, len(body)) - 1)
+            self.wfile.write(body[:last])
             self.wfile.flush()
             self._note(hub, name, start, min(cut, len(body)))
+            self.wfile.write(body[last:cut])
+            self.wfile.flush()
             if fault.drop_at is not None:
                 self.close_connection = True
                 self.connection.shutdown(2)
             elif fault.hold_at is not None:
                 hub.held.set()
                 hub.release.wait(60)
-                self.wfile.write(body[cut:])
                 self._note(hub, name, start + cut, len(body) - cut)
+                self.wfile.write(body[cut:])
         finally:
             with hub.lock:
                 hub.active -= 1
