@@ -64,7 +64,7 @@ bench-forward: .venv/ready-dev
 
 DEMO_DRAFT := build/demo-draft
 # glibc gives the large blocks of every step back to the system, which clears them page by page
-# when they are asked for again: a seventh of the time. So it keeps them.
+# when they are asked for again: a twentieth of the time and more. So it keeps them.
 KEEP_BLOCKS := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
