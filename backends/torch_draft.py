@@ -206,11 +206,11 @@ class TorchDraft:
         candidates, columns = best.candidates, asked.ids
         if self._ids is not None and self._columns is not None:
             candidates, columns = self._ids[candidates], self._columns[columns]
-        known = columns[:, None] < scores.shape[-1]
-        at = torch.cat((columns[:, None].clamp(max=scores.shape[-1] - 1), best.candidates), dim=-1)
-        advised, top = scores.gather(-1, at[:, :2]).float().unbind(-1)
-        said = best.scores[:, 0, :1] + (advised - top)[:, None]
-        said = said.masked_fill(~known, float("-inf"))
+        columns, most = columns[:, None], scores.shape[-1] - 1
+        advised = scores.gather(-1, columns.clamp(max=most)).float()
+        top = scores.gather(-1, best.candidates[:, :1]).float()
+        said = best.scores[:, 0, :1] + (advised - top)
+        said = said.masked_fill(columns > most, float("-inf"))
         return join(Lattice(candidates, best.scores), said, asked)
 
     def _attend(

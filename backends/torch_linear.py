@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.free_memory import is_x86
-from dflash_local.weight_bytes import HALF_BLOCK
+from dflash_local.weight_bytes import HALF_BLOCK, in_blocks
 
 _PACKED_FOR = 8
 """Rows that the packed order is chosen for; it serves other numbers as well."""
@@ -159,7 +159,7 @@ class ByteLinear:
             quantised = torch._make_per_channel_quantized_tensor(rounded, scales, zeros, 0)
         added = None if bias is None else bias.float()
         self._packed = torch.ops.quantized.linear_prepack(quantised, added)
-        self._size = rows * (-(-columns // HALF_BLOCK) * HALF_BLOCK + 8) + tensor_bytes(added)
+        self._size = in_blocks((rows, columns)) + 8 * rows + tensor_bytes(added)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product."""

@@ -51,7 +51,7 @@ class Storage:
         """Weights of a product that memory is taken for: fp16 ones lie in blocks of columns."""
         if not self.halves or scheme is not None or len(shape) != 2:
             return math.prod(shape)
-        return _in_blocks(shape)
+        return in_blocks(shape)
 
     def bytes_of(self, scheme: str | None) -> float:
         """Bytes per weight, scales included."""
@@ -147,13 +147,13 @@ def draft_bytes(folder: Path, config: DraftConfig, kept: Storage) -> int:
         if not (name in ("again", "lm_head.weight", "fc.weight") or name.endswith("_proj.weight")):
             total += math.prod(shape) * kept.states  # rows of an embedding, norms, version 2's
         elif kept.light and name != "fc.weight":
-            total += _in_blocks(shape)
+            total += in_blocks(shape)
         else:
             total += kept.weights(shape, scheme) * kept.bytes_of(scheme)
     return int(total)
 
 
-def _in_blocks(shape: tuple[int, ...]) -> int:
+def in_blocks(shape: tuple[int, ...]) -> int:
     """Weights of a product as the kernels of packed fp16 and 8 bits keep them."""
     return shape[0] * -(-shape[1] // HALF_BLOCK) * HALF_BLOCK
 

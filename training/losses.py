@@ -70,19 +70,17 @@ class SlotLoss:
         shares[:, 0] += 1 - fit.soft
         weights = weights * known[:, 0]
         best = best.masked_fill(~known, 0)
+        added: torch.Tensor | float = 0.0
         if network.config.v2 is None:
             each, chosen = _Nearness.apply(rows, head, correction, best, shares)  # type: ignore[no-untyped-call]
         else:
             scores = F.linear(rows, head).float() + correction
             each = scores.logsumexp(-1) - (shares * scores.gather(-1, best)).sum(-1)
-        loss = (weights * each).sum() / weights.sum().clamp(min=1e-6)
-        if network.config.v2 is not None:
             ids = (batch.before[valid], subset)
             added, chosen = _selected(network, rows, scores, ids, best, weights)
-            loss = loss + added
-        hits = (chosen == best[:, 0]) & known[:, 0]
+        loss = (weights * each).sum() / weights.sum().clamp(min=1e-6) + added
         right = torch.zeros_like(valid)
-        right[valid] = hits
+        right[valid] = (chosen == best[:, 0]) & known[:, 0]
         chain = right.long().cumprod(-1).float() * valid
         return Outcome(loss, (chain.sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)).detach())
 

@@ -81,6 +81,7 @@ def write(
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
     heats = torch.tensor(temperatures, device=device)
+    all_hot = min(temperatures) > 0  # then no row has to be picked out, or looked for
     stops = torch.tensor(sorted(stop_ids), device=device)
     room = longest + most
     said = torch.zeros((len(prompts), most), dtype=torch.long, device=device)
@@ -122,7 +123,7 @@ def write(
             best[rows, index, :kept] = mass.to(torch.float16)
             token = chosen[:, 0].clone()
             hot = heats[rows] > 0
-            if bool(hot.all()):
+            if all_hot:
                 token = _draw(logits, heats[rows], top_p, draws)
             elif bool(hot.any()):
                 token[hot] = _draw(logits[hot], heats[rows][hot], top_p, draws)

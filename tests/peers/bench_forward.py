@@ -39,16 +39,17 @@ def main() -> None:
     stock = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[args.dtype], local_files_only=True
     ).eval()
+
+    def ours(ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = lean.logits(lean.forward(ids))
+        lean.cache.advance(len(ids))
+        return logits
+
     rows = []
     with torch.inference_mode():
         for count in args.rows:
             cache = transformers.DynamicCache(config=stock.config)
             lean.cache.crop(0)
-
-            def ours(ids: torch.Tensor) -> torch.Tensor:
-                logits: torch.Tensor = lean.logits(lean.forward(ids))
-                lean.cache.advance(len(ids))
-                return logits
 
             def theirs(ids: torch.Tensor, cache: transformers.DynamicCache = cache) -> torch.Tensor:
                 logits: torch.Tensor = stock(input_ids=ids[None], cache=cache).logits[0]

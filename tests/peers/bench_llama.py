@@ -44,15 +44,7 @@ def main() -> None:
     in_turn(sides, HubTokenizer(target), [text for _, text in prompts], args.max_tokens)
     print(f"{processor()}, {args.threads} thread(s), {len(prompts)} prompts ", end="")
     print(f"({prompts_hash(prompts)}), {args.max_tokens} tokens\n")
-    rows = [
-        (
-            side.name,
-            f"{side.tok_s:.1f}",
-            f"{side.tokens / side.rounds:.2f}",
-            f"{side.tok_s / sides[0].tok_s:.2f}",
-        )
-        for side in sides
-    ]
+    rows = [side.figures(sides[0]) for side in sides]
     print(markdown_table(("program", "tok/s", "tokens per round", "over llama.cpp"), rows))
 
 

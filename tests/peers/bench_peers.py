@@ -62,6 +62,15 @@ class Side:
         """Tokens over decode time."""
         return self.tokens / self.seconds
 
+    def figures(self, peer: Side) -> tuple[str, str, str, str]:
+        """Name, speed, tokens per round and speed over a peer's."""
+        return (
+            self.name,
+            f"{self.tok_s:.1f}",
+            f"{self.tokens / self.rounds:.2f}",
+            f"{self.tok_s / peer.tok_s:.2f}",
+        )
+
 
 def environment(folder: Path, *requirements: Sequence[str]) -> Path:
     """The Python of an environment that holds a peer; made where it is not there.
@@ -133,10 +142,7 @@ def table(sides: list[Side], peer: Side) -> str:
     """The figures in Markdown."""
     rows = [
         (
-            side.name,
-            f"{side.tok_s:.1f}",
-            f"{side.tokens / side.rounds:.2f}",
-            f"{side.tok_s / peer.tok_s:.2f}",
+            *side.figures(peer),
             f"{sum(equal(a, b) for a, b in zip(side.answers, peer.answers, strict=True))}"
             f" of {len(side.answers)}",
         )

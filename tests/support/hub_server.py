@@ -206,11 +206,12 @@ class _Handler(BaseHTTPRequestHandler):
             cut = fault.hold_at if fault.hold_at is not None else len(body)
             if fault.drop_at is not None:
                 cut = int(len(body) * fault.drop_at)
+            cut = min(cut, len(body))
             # Noted before the last byte is there: a test looks as soon as it has all of them.
-            last = max(0, min(cut, len(body)) - 1)
+            last = max(0, cut - 1)
             self.wfile.write(body[:last])
             self.wfile.flush()
-            self._note(hub, name, start, min(cut, len(body)))
+            self._note(hub, name, start, cut)
             self.wfile.write(body[last:cut])
             self.wfile.flush()
             if fault.drop_at is not None:
