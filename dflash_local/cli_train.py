@@ -92,6 +92,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     number(group, "taps", int, "N", "target layers that are tapped")
     number(group, "rows", int, "N", "sequences written together")
     group = parser.add_argument_group("fit")
+    group.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        metavar="DIR",
+        help="another training of this target: learn from its answers too (may be repeated)",
+    )
     number(group, "layers", int, "N", "of the draft")
     number(group, "block", int, "N", "rows of a block, the anchor among them")
     number(group, "short_block", int, "N", "block of the first part")
@@ -133,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     whole = recipe.Recipe(
         chosen(recipe.PromptsRecipe, file=args.prompts),
         chosen(recipe.DataRecipe),
-        chosen(recipe.FitRecipe),
+        chosen(recipe.FitRecipe, others=tuple(args.others) if args.others else None),
     )
     try:
         with _progress() as report:

@@ -35,9 +35,12 @@ def batches(recipe: DataRecipe, prompts: int) -> int:
 
 def missing(folder: Path, recipe: DataRecipe, prompts: int) -> list[int]:
     """Numbers of the parts that are still to be written."""
-    return [
-        n for n in range(batches(recipe, prompts)) if not whole(part(folder, n, ".safetensors"))
-    ]
+    return [n for n, path in enumerate(parts(folder, recipe, prompts)) if not whole(path)]
+
+
+def parts(folder: Path, recipe: DataRecipe, prompts: int) -> list[Path]:
+    """The files of so many prompts' answers."""
+    return [part(folder, n, ".safetensors") for n in range(batches(recipe, prompts))]
 
 
 def make_answers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dflash_local.errors import WeightsError
-
-from .files import part
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +30,17 @@ class Corpus:
     """Every sequence of the finished parts.
 
     Args:
-        folder: of the second stage.
-        count: how many parts there are.
+        paths: of the parts.
 
     Raises:
         WeightsError: a part is missing or damaged.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._parts: list[Any] = []
         self._small: list[dict[str, torch.Tensor]] = []
         self._places: list[_Place] = []
-        for number in range(count):
-            path = part(folder, number, ".safetensors")
+        for number, path in enumerate(paths):
             try:
                 handle: Any = safe_open(path, framework="pt")
                 names = [name for name in handle.keys() if name != "features"]  # noqa: SIM118

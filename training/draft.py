@@ -14,7 +14,7 @@ from dflash_local.errors import DraftMismatch, OptionError
 from dflash_local.weights import folder_shapes, weight_files
 
 from .network import DraftNetwork
-from .recipe import FitRecipe
+from .recipe import STARTS, FitRecipe
 from .teacher import Teacher
 
 _CONV_KERNEL, _CONV_GROUP, _CANDIDATES = 2, 16, 16
@@ -118,7 +118,7 @@ def start(
         DraftMismatch: that draft is of another kind, or was made for another target.
     """
     torch.manual_seed(fit.seed)
-    if fit.init not in ("target", "random"):
+    if fit.init not in STARTS:
         return _from_folder(Path(fit.init), fit, raw, teacher, positions)
     config = parse_draft_config(raw)
     network = DraftNetwork(config, positions)

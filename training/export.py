@@ -16,7 +16,7 @@ from .checkpoint import Progress
 from .evaluate import Worth
 from .files import write_tensors
 from .network import DraftNetwork
-from .recipe import Recipe
+from .recipe import STARTS, Recipe
 
 
 def write_draft(
@@ -62,18 +62,20 @@ def write_card(
         recipe.prompts.own > 0
     )
     sources += ["those of a file"] * bool(recipe.prompts.file)
+    trainings = f" in {1 + len(fit.others)} trainings" if fit.others else ""
+    start = fit.init if fit.init in STARTS else "an earlier draft"
     version = "DFlash 2" if fit.v2 else "DFlash"
     text = f"""# {version} draft for {target}
 
 {parameters / 1e6:.1f} M parameters: {fit.layers} layers, block {fit.block}, {data.taps} taps,
 {fit.draft_vocab or "all"} ids to say. Made by `dflash-local train` {__version__} on {machine}.
 
-**Data.** {sequences} sequences with {answer_tokens} answer tokens, written by the target itself:
-greedy, but {data.sampled:.0%} of the answers at temperature {data.temperature:g}; at most
+**Data.** {sequences} sequences with {answer_tokens} answer tokens{trainings}, written by the target
+itself: greedy, but {data.sampled:.0%} of the answers at temperature {data.temperature:g}; at most
 {data.answer_tokens} tokens each. Prompts: {" and ".join(sources)}.
 
 **Fit.** {progress.step} steps of {fit.sequences} sequences, {progress.seconds / 60:.0f} minutes.
-Start: {fit.init}. Blocks of {fit.short_block} rows in the first {fit.short_share:.0%} of the
+Start: {start}. Blocks of {fit.short_block} rows in the first {fit.short_share:.0%} of the
 steps, then of {fit.block}. AdamW, rate {fit.rate:g}, warm-up {fit.warm_up:.0%}, cosine to 0.
 
 **Held out.** {last.prompts} prompts that were never trained on, greedy, {last.max_tokens} tokens,

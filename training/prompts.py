@@ -66,16 +66,18 @@ def make_prompts(
     teacher: Callable[[], Teacher],
     tokenizer: ChatTokenizer,
     progress: Progress,
+    known: frozenset[str] = frozenset(),
 ) -> None:
     """Fill ``folder`` with ``train.jsonl`` and ``held_out.jsonl``.
 
     Every part that the target wrote is a file; an interrupted run goes on behind the last one.
+    What it wrote that is ``known``, as ``key`` tells it, is left out.
 
     Raises:
         OptionError: the file has broken lines, or there are too few prompts.
     """
     given = read_prompts(Path(recipe.file)) if recipe.file else []
-    seen = {_key(asked.text): asked for asked in given}
+    seen = {key(asked.text): asked for asked in given}
     wanted = len(seen) + recipe.own
     if recipe.own:
         frame = Frame(tokenizer)
@@ -90,7 +92,8 @@ def make_prompts(
                 written = _part(number, recipe, frame, teacher(), tokenizer, tell)
                 write_whole(path, _lines(written))
             for asked in read_prompts(path):
-                seen.setdefault(_key(asked.text), asked)
+                if key(asked.text) not in known:
+                    seen.setdefault(key(asked.text), asked)
             tell()
             if len(seen) >= wanted:
                 break
@@ -115,8 +118,8 @@ def split(folder: Path, prompts: list[Asked], held_out: int) -> None:
         for kind in kinds:
             if by_kind[kind] and len(held) < held_out:
                 held.append(by_kind[kind].pop(0))
-    apart = {_key(asked.text) for asked in held}
-    train = [asked for asked in prompts if _key(asked.text) not in apart]
+    apart = {key(asked.text) for asked in held}
+    train = [asked for asked in prompts if key(asked.text) not in apart]
     write_whole(folder / "held_out.jsonl", _lines(held))
     write_whole(folder / "train.jsonl", _lines(train))
 
@@ -187,13 +190,13 @@ def _part(
             yield Asked(kind, text.strip())
 
 
-def _key(text: str) -> str:
+def key(text: str) -> str:
     """What two prompts that count as the same have in common."""
     return " ".join(text.casefold().split())
 
 
 def _order(asked: Asked) -> str:
-    return hashlib.sha256(_key(asked.text).encode()).hexdigest()
+    return hashlib.sha256(key(asked.text).encode()).hexdigest()
 
 
 def _lines(prompts: Iterator[Asked] | list[Asked]) -> str:

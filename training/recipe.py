@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Stage = Literal["prompts", "data", "fit"]
+STARTS = ("target", "random")
+"""What a draft may start from beside another one."""
 STAGES: tuple[Stage, ...] = ("prompts", "data", "fit")
 
 
@@ -60,6 +62,8 @@ class FitRecipe:
     """Columns of the candidate selector's codebooks, where ``v2`` is set."""
     draft_vocab: int | None = None
     """Ids that the draft can say, the most frequent ones of the answers; None is all of them."""
+    others: tuple[str, ...] = ()
+    """Folders of other trainings whose answers are learnt from too."""
     init: str = "target"
     """``target`` copies layers of the target, ``random`` none, a folder goes on from that draft."""
     steps: int | None = None

@@ -20,13 +20,14 @@ from dflash_local.tokenizer import HubTokenizer
 from dflash_local.weights import read_json
 
 from . import draft
-from .answers import ORDER, batches, bytes_needed, make_answers, missing
+from .answers import ORDER, batches, bytes_needed, make_answers, missing, parts
 from .checkpoint import Progress
 from .corpus import Corpus
+from .earlier import read_earlier
 from .evaluate import Worth, evaluate, read_worth, write_worth
 from .export import write_card, write_draft
 from .fit import Fit
-from .prompts import Asked, make_prompts, read_prompts
+from .prompts import Asked, key, make_prompts, read_prompts
 from .recipe import STAGES, Recipe, Stage
 from .teacher import Teacher
 from .workplace import held, hold, workplace
@@ -79,7 +80,8 @@ class Training:
         report: called with every step.
 
     Raises:
-        DflashError: the target is not here, damaged or has no chat template.
+        DflashError: the target is not here, damaged or has no chat template; a training that is to
+            be learnt from too does not fit.
     """
 
     def __init__(
@@ -101,6 +103,11 @@ class Training:
         self._dtype = _dtype(self.device)
         depth, self._hidden, self._positions = _numbers(self.target)
         self._taps = draft.tap_layers(depth, recipe.data.taps)
+        self._earlier = [
+            read_earlier(Path(folder), self.target, recipe.data, self._taps)
+            for folder in recipe.fit.others
+        ]
+        self._known = frozenset[str]().union(*(other.asked for other in self._earlier))
         self._teacher_held: Teacher | None = None
 
     def run(self, stages: Sequence[Stage] = STAGES) -> None:
@@ -132,7 +139,7 @@ class Training:
         counting = self._counting("prompts")
         if recipe.own:
             self._report(TrainProgress("prompts", 0, recipe.own, "loading the target"))
-        make_prompts(folder, recipe, self._teacher, self._tokenizer, counting)
+        make_prompts(folder, recipe, self._teacher, self._tokenizer, counting, self._known)
         hold(folder / "whole.json", whole)
 
     def _check_lengths(self, prompts: Sequence[Asked]) -> None:
@@ -188,7 +195,8 @@ class Training:
                 f"{len(left)} parts of the answers are missing, the first is number {left[0]}.",
                 "Run --stage data, which writes them.",
             )
-        corpus = Corpus(self.out / "data", batches(self.recipe.data, len(prompts)))
+        own = parts(self.out / "data", self.recipe.data, len(prompts))
+        corpus = Corpus([*own, *(path for other in self._earlier for path in other.parts)])
         teacher = self._teacher()
         unused = corpus.unused(len(teacher.head))
         mask = draft.mask_id(unused, self._tokenizer.special_ids, len(teacher.head))
@@ -196,7 +204,9 @@ class Training:
         raw = draft.settings(teacher.config, recipe, self._taps, mask, self._positions)
         network, raw = draft.start(recipe, raw, teacher, positions)
         free = ("rate", "clip", "save_seconds", "eval_tokens")
-        hold(folder / "recipe.json", {k: v for k, v in asdict(recipe).items() if k not in free})
+        begun = {k: v for k, v in asdict(recipe).items() if k not in free}
+        begun["others"] = [other.digest for other in self._earlier] or None
+        hold(folder / "recipe.json", begun)
         autocast = self._dtype if self._dtype != torch.float32 else None
         fit = Fit(folder, recipe, network, corpus, teacher, autocast)
         worth = read_worth(folder / "held_out.jsonl")
@@ -230,10 +240,11 @@ class Training:
         """Export the draft as it is and answer held-out prompts with it."""
         step = fit.progress.step
         write_draft(self.out / "draft", fit.network, raw, fit.ids)
+        asked = [a for a in self._asked("held_out") if key(a.text) not in self._known]
         found = evaluate(
             self.target,
             self.out / "draft",
-            self._asked("held_out")[:count],
+            asked[:count],
             max_tokens=self.recipe.fit.eval_tokens,
             thinking=self.recipe.data.thinking,
             progress=self._counting("evaluate"),

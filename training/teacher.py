@@ -14,6 +14,7 @@ from dflash_local.errors import WeightsError
 from dflash_local.weights import folder_shapes, read_json, refuse_own_code
 
 from .halves import quicken
+from .rows import take_rows_apart
 
 
 class Teacher:
@@ -56,6 +57,8 @@ class Teacher:
             )
         head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
         quicken(self.model)
+        self.whole_columns = take_rows_apart(self.model)
+        """Whether attention wants K/V without gaps between the sequences, at any price."""
         self.config: Any = self.model.config.get_text_config(decoder=True)
         self.device = device
         self.taps = tuple(taps)

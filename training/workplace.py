@@ -15,7 +15,7 @@ from dflash_local.errors import OptionError
 from dflash_local.weights import weight_files
 from dflash_local.whole_file import write_whole
 
-_MARK = "training.json"
+MARK = "training.json"
 _SAMPLES, _SAMPLE = 16, 2**16
 """A weight file is known by so many pieces of so many bytes: hashing all of it takes minutes."""
 
@@ -27,7 +27,7 @@ def workplace(out: Path, target: Path) -> Iterator[None]:
     Raises:
         OptionError: it holds other files, another target's training, or one that is running.
     """
-    if out.is_dir() and not (out / _MARK).is_file() and any(out.iterdir()):
+    if out.is_dir() and not (out / MARK).is_file() and any(out.iterdir()):
         raise OptionError(f"{out} holds files of something else.", "Give a new folder to --out.")
     out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out / ".lock")
@@ -41,7 +41,7 @@ def workplace(out: Path, target: Path) -> Iterator[None]:
         for stale in out.glob("*/.*"):  # of a process that was killed while it wrote
             if stale.is_file():
                 stale.unlink()
-        hold(out / _MARK, {"target": fingerprint(target)})
+        hold(out / MARK, {"target": fingerprint(target)})
         yield
     finally:
         lock.release()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -26,6 +27,9 @@ _LOOP = 48
 """A sequence ends once its last so many ids repeat a short pattern: loops teach nothing."""
 _LOOK = 8
 """Ids between two looks for that; a divisor of ``_LOOP``."""
+
+_STEP = 32
+"""Rows by which K/V buffers grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def write(
     states = torch.zeros((len(prompts), room, width), dtype=torch.bfloat16, device=device)
     rows = torch.arange(len(prompts), device=device)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    cache = _roomy_cache(teacher, room)
+    cache = _roomy_cache(teacher)
     # Rows of a recurrent layer's state cannot be left out; there all rows stay to the end.
     may_leave = all(hasattr(layer, "batch_select_indices") for layer in cache.layers)
     # Layers that share K/V would compute the last row only, and taps need all of them.
@@ -185,39 +189,67 @@ def _features(states: torch.Tensor, pad: int, length: int) -> torch.Tensor:
     return own
 
 
-def _roomy_cache(teacher: Teacher, room: int) -> DynamicCache:
+def _roomy_cache(teacher: Teacher) -> DynamicCache:
     """transformers' cache; layers that keep everything write into one buffer."""
     cache = DynamicCache(config=teacher.config)
     cache.layers = [
-        _RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        _RoomyLayer(teacher.whole_columns) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
     ]
     return cache
 
 
 class _RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """K and V in a buffer of ``room`` rows, instead of a copy of everything at every step."""
+    """K and V in buffers that grow now and then, instead of a copy of everything at every step.
 
-    def __init__(self, room: int) -> None:
+    Args:
+        whole: show the buffers to their end, the library's mask hides what is not written; else up
+            to the last row, and there are gaps between the sequences.
+    """
+
+    def __init__(self, whole: bool) -> None:
         super().__init__()
-        self._room = room
+        self._whole = whole
         self._filled = 0
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new rows ``[batch, heads, rows, dim]`` and return all."""
+        fresh = (key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            shapes = [(*t.shape[:2], self._room, t.shape[3]) for t in (key_states, value_states)]
-            self._buffers = [key_states.new_empty(shape) for shape in shapes]
+            self._buffers = [t[:, :, :0] for t in fresh]
         end = self._filled + key_states.shape[2]
-        for buffer, fresh in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, self._filled : end] = fresh
+        spare = _grown(end) - self._buffers[0].shape[2]
+        if spare > 0:
+            # What is not written is weighed with 0, so it must be a number.
+            self._buffers = [F.pad(buffer, (0, 0, 0, spare)) for buffer in self._buffers]
+        for buffer, rows in zip(self._buffers, fresh, strict=True):
+            buffer[:, :, self._filled : end] = rows
         self._filled = end
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        self._show()
         return self.keys, self.values
+
+    def _show(self) -> None:
+        columns = self._buffers[0].shape[2] if self._whole else self._filled
+        self.keys, self.values = (buffer[:, :, :columns] for buffer in self._buffers)
+
+    def get_seq_length(self) -> int:
+        """Rows that were written."""
+        return self._filled
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that the next forward's attention gets, and the position of the first."""
+        end = self._filled + query_length
+        return _grown(end) if self._whole else end, 0
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep some sequences."""
         self._buffers = [buffer[indices] for buffer in self._buffers]
-        self.keys, self.values = (buffer[:, :, : self._filled] for buffer in self._buffers)
+        self._show()
+
+
+def _grown(rows: int) -> int:
+    """Rows of a buffer that holds so many."""
+    return -(-rows // _STEP) * _STEP

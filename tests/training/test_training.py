@@ -224,6 +224,41 @@ def test_a_folder_keeps_to_one_training(
     assert "another target" in refused(fit, capsys)
 
 
+def test_another_training_is_learnt_from_too(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, foreign = tmp_path / "first", tmp_path / "second", tmp_path / "foreign"
+    argv = command(target, first, prompts, "--steps", "60")
+    assert main(argv) == 0
+    new = tmp_path / "new.jsonl"
+    known = read_prompts(first / "prompts" / "train.jsonl")
+    fresh = [f"What is {i} times {i}?" for i in range(20)]
+    texts = [*(asked.text for asked in known[:30]), *fresh]
+    new.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    more = ("--with", str(first), "--init", str(first / "draft"), "--steps", "8", "--own", "0")
+    argv = command(target, second, new, "--held-out", "12", *more)
+    assert main(argv) == 0
+    held_out = {asked.text for asked in read_prompts(second / "prompts" / "held_out.jsonl")}
+    assert 0 < len(held_out & set(fresh)) < len(held_out), "the case needs both kinds"
+    found = evaluations(second)
+    assert found[-1]["prompts"] == len(held_out & set(fresh)), "the others were trained on"
+    card = (second / "draft" / "README.md").read_text()
+    count = len(known) + len(texts) - len(held_out)
+    assert f"{count} sequences with" in card
+    assert "in 2 trainings" in card
+    assert "Start: an earlier draft" in card
+    assert found[0]["tau"] > 1.5, "it goes on where that draft stood"
+    with_out = [a for a in argv if a not in ("--with", str(first))]
+    assert "others ['" in refused(with_out, capsys)
+    assert "holds no answers" in refused([*argv, "--with", str(tmp_path)], capsys)
+    assert "tap_layers [0, 1], not [0, 1, 2]" in refused([*argv, "--taps", "3"], capsys)
+    assert "features 'store'" in refused([*argv, "--features", "recompute"], capsys)
+    weights = load_file(target / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, target / "model.safetensors")
+    assert "another target" in refused(command(target, foreign, new, *more), capsys)
+    assert not foreign.exists(), "a refusal must leave nothing"
+
+
 ODD = {
     "separators inside": ('{"text": "a\u2028b and a longer text\u0085c"}\n', None),
     "a mark of byte order": ('\ufeff{"text": "What is a comet?"}\n', None),
