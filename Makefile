@@ -66,11 +66,14 @@ DEMO_DRAFT := build/demo-draft
 # glibc gives the large blocks of every step back to the system, which clears them page by page
 # when they are asked for again: a twentieth of the time and more. So it keeps them.
 KEEP_BLOCKS := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
+DEMO_TRAIN := $(KEEP_BLOCKS) $(BIN)/dflash-local train demo --answer-tokens 256 --held-out 120 \
+	--draft-vocab 24576
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
-	$(KEEP_BLOCKS) $(BIN)/dflash-local train demo --out $(DEMO_DRAFT) --own 6000 --rows 128 \
-		--answer-tokens 256 --minutes 50 --held-out 120 --draft-vocab 24576 $(ARGS)
-	cp $(DEMO_DRAFT)/draft/* dflash_local/demo_draft/
+	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/first --own 6000 --rows 128 --minutes 50 $(ARGS)
+	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/second --seed 1 --own 10000 --rows 512 --minutes 60 \
+		--with $(DEMO_DRAFT)/first --init $(DEMO_DRAFT)/first/draft $(ARGS)
+	cp $(DEMO_DRAFT)/second/draft/* dflash_local/demo_draft/
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -80,7 +80,7 @@ steps, then of {fit.block}. AdamW, rate {fit.rate:g}, warm-up {fit.warm_up:.0%},
 
 **Held out.** {last.prompts} prompts that were never trained on, greedy, {last.max_tokens} tokens,
 by speculative decoding in the engine: **tau {last.tau:.2f}** tokens per round, bonus included
-({kinds}). Accepted at slot 1, 2, ..., given that it was reached: {rates}.
+({kinds}). Share of rounds in which slot 1, 2, ... was accepted: {rates}.
 
 | step | prompts held out | tau |
 |---|---|---|

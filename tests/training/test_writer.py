@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from dflash_local.bench import loops
+from dflash_local.training.rows import _attend
 from dflash_local.training.teacher import Teacher
 from dflash_local.training.writer import _LOOK, _LOOP, BEST, Written, _draw, write
 from tests.backends.test_families import FAMILIES
@@ -62,6 +65,20 @@ def test_every_row_is_what_transformers_generates_alone(family: str, tmp_path: P
         expected = teacher.features(torch.tensor([row.ids]))[0, :-1]
         torch.testing.assert_close(row.features[:-1].float(), expected, atol=2e-2, rtol=2e-2)
     assert len(lengths) > 1, "no row left early, so leaving was not tested"
+
+
+def test_attention_of_one_row_is_the_fused_kernels(teacher: Teacher) -> None:
+    assert teacher.whole_columns, "the writer would not use it"
+    draws = torch.Generator().manual_seed(2)
+    query = torch.randn(5, 6, 1, 16, generator=draws)
+    key, value = (torch.randn(5, 2, 33, 16, generator=draws) for _ in range(2))
+    visible = torch.rand(5, 1, 1, 33, generator=draws) < 0.7
+    module = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+    for mask in (None, visible):
+        for scaling in (None, 0.3):
+            mine, _ = _attend(module, query, key, value, mask, scaling=scaling)
+            theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
+            torch.testing.assert_close(mine, theirs)
 
 
 def test_draws_follow_the_seed_and_the_temperature(teacher: Teacher) -> None:
