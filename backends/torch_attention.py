@@ -6,12 +6,15 @@ more than one row, which makes a verify pay for the whole context several times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from dflash_local.memory_need import SCORES_AT_ONCE
 
 NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
 
@@ -34,18 +37,38 @@ def folded_attention(
     folded = query.reshape(1, kv_heads, groups * rows, dim)
     if key.stride(-1) == value.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-    else:
-        # Only bf16 on the CPU has one of them by columns; where its products are slow, they run in
-        # fp32.
-        dtype = torch.float32 if widens() else query.dtype
-        folded, turned = folded[0].to(dtype), key[0].transpose(-1, -2).to(dtype)
+        return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
+    # Only bf16 on the CPU has one of them by columns; where its products are slow, they run in
+    # fp32.
+    dtype = torch.float32 if widens() else query.dtype
+
+    def attend(head: slice, row: slice) -> torch.Tensor:
+        some, turned = folded[0, head, row].to(dtype), key[0, head].mT.to(dtype)
         if mask is None:
-            scores = torch.bmm(folded, turned).mul_(scale)
+            scores = torch.bmm(some, turned).mul_(scale)
         else:
-            added = mask.to(dtype).expand(kv_heads, -1, -1)
-            scores = torch.baddbmm(added, folded, turned, alpha=scale)
-        out = torch.bmm(scores.softmax(dim=-1), value[0].to(dtype)).to(query.dtype)
+            added = mask[row].to(dtype).expand(len(some), -1, -1)
+            scores = torch.baddbmm(added, some, turned, alpha=scale)
+        return torch.bmm(scores.softmax(dim=-1), value[0, head].to(dtype)).to(query.dtype)
+
+    out = _in_parts(attend, folded[0], value[0])
     return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
+
+
+def _in_parts(
+    attend: Callable[[slice, slice], torch.Tensor], folded: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """``attend`` over all K/V heads and rows; some at a time where the scores of all would be more
+    than ``SCORES_AT_ONCE``, as those of a long prompt are."""
+    (heads, rows, _), length = folded.shape, value.shape[1]
+    if heads * rows * length <= SCORES_AT_ONCE:
+        return attend(slice(None), slice(None))
+    out = folded.new_empty((heads, rows, value.shape[2]))
+    step = max(1, SCORES_AT_ONCE // length)
+    for head in (slice(index, index + 1) for index in range(heads)):
+        for row in (slice(start, start + step) for start in range(0, rows, step)):
+            out[head, row] = attend(head, row)
+    return out
 
 
 def empty_keys(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -128,17 +151,23 @@ def spelled_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     folded = query.reshape(kv_heads, groups * rows, dim)
-    scores = torch.bmm(folded, key[0].transpose(-1, -2)).mul_(scale)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    columns = scores.shape[-1]
+    column = None
     if sinks is not None:
-        column = sinks.to(scores.dtype).view(kv_heads, groups, 1).expand(-1, -1, rows)
-        scores = torch.cat((scores, column.reshape(kv_heads, groups * rows, 1)), dim=-1)
-    weights = scores.softmax(dim=-1)[..., :columns]
-    out = torch.bmm(weights, value[0])
+        column = sinks.to(query.dtype).view(kv_heads, groups, 1).expand(-1, -1, rows)
+        column = column.reshape(kv_heads, groups * rows, 1)
+
+    def attend(head: slice, row: slice) -> torch.Tensor:
+        scores = torch.bmm(folded[head, row], key[0, head].mT).mul_(scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores += mask[row]
+        columns = scores.shape[-1]
+        if column is not None:
+            scores = torch.cat((scores, column[head, row]), dim=-1)
+        return torch.bmm(scores.softmax(dim=-1)[..., :columns], value[0, head])
+
+    out = _in_parts(attend, folded, value[0])
     return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import cache
 from typing import Protocol
@@ -138,7 +139,7 @@ class ByteLinear:
 
     For drafts, whose rounding costs a little acceptance and never an id of the answer. The states'
     scale is one for all rows, so an input with a few huge numbers, as a target's raw states have,
-    is not for it.
+    is not for it. What is no number counts as 0: no scale holds it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -165,9 +166,14 @@ class ByteLinear:
         """The product."""
         # Sums of two products would leave 16 bits where the CPU has no instruction for all four;
         # states in 7 bits do not.
-        product: torch.Tensor = torch.ops.quantized.linear_dynamic(
-            states.float(), self._packed, reduce_range=True
-        )
+        product: torch.Tensor
+        try:
+            product = torch.ops.quantized.linear_dynamic(
+                states.float(), self._packed, reduce_range=True
+            )
+        except RuntimeError:  # how the library refuses them; asked first, every product would pay
+            numbers = states.float().nan_to_num(0.0, 0.0, 0.0)
+            product = torch.ops.quantized.linear_dynamic(numbers, self._packed, reduce_range=True)
         return product.to(states.dtype)
 
     @property
@@ -198,8 +204,13 @@ def has_byte_products() -> bool:
 
 def fits_half(weight: torch.Tensor) -> bool:
     """Whether fp16 can hold every number; infinities and what is no number do not fit."""
+    return _largest(weight) <= torch.finfo(torch.float16).max
+
+
+def _largest(weight: torch.Tensor) -> float:
+    """The largest magnitude; no number where one is none."""
     least, most = weight.aminmax()
-    return bool(torch.maximum(-least, most) <= torch.finfo(torch.float16).max)
+    return float(torch.maximum(-least, most))
 
 
 def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -208,10 +219,13 @@ def half(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> L
 
 
 def light(rest: LinearMaker) -> LinearMaker:
-    """The maker for drafts on a CPU: 8 bits, but for the projection of the target's raw states."""
+    """The maker for drafts on a CPU: 8 bits, but for the projection of the target's raw states, and
+    for a damaged weight, which no scale holds."""
 
     def make(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return rest(name, weight, bias) if name == "draft.fc" else ByteLinear(weight, bias)
+        if name == "draft.fc" or not math.isfinite(_largest(weight)):
+            return rest(name, weight, bias)
+        return ByteLinear(weight, bias)
 
     return make
 

@@ -26,6 +26,8 @@ else:
 
 _QUICK = Patience(attempts=2, timeout=10.0)
 """What a hub may take that is only asked for sizes."""
+_LARGEST = 10**8
+"""More tokens than any model takes."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
         )
     for place in (args.target, args.draft):
         _check_place(place)
+    for option, value in (("--block", args.block), ("--context", args.context)):
+        if value is not None and not 1 <= value <= _LARGEST:
+            raise OptionError(f"{option} is {value}.", f"Give 1 to {_LARGEST}.")
     file = registry.user_file()
     registry.registry()  # a broken file is reported before anything is written
     old = file.read_text(encoding="utf-8") if file.is_file() else "schema = 1\n"
@@ -65,6 +70,13 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"{file} has a pair called {args.name}.", "Add --replace.")
         old = _without(old, args.name)
     text = old.rstrip() + "\n\n" + _entry(args, header) + "\n"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise OptionError(
+            "The folder or the title has letters that are no UTF-8, as models.toml must be.",
+            "Rename the folder, or give another title.",
+        ) from None
     try:
         parse_pairs(tomllib.loads(text), str(file), text)
     except tomllib.TOMLDecodeError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import OptionError
+from dflash_local.paths import expanded
 from dflash_local.start import EXIT_INTERRUPTED
 
 _STAGES = ("prompts", "data", "fit")
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     whole = recipe.Recipe(
         chosen(recipe.PromptsRecipe, file=args.prompts),
         chosen(recipe.DataRecipe),
-        chosen(recipe.FitRecipe, others=tuple(args.others) if args.others else None),
+        chosen(recipe.FitRecipe, others=tuple(args.others)),
     )
     try:
         with _progress() as report:
@@ -161,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse numbers that cannot be, before anything is loaded.
+    """Refuse numbers that cannot be, before anything is loaded, and spell out what is short.
 
     Raises:
         OptionError: which one, and what it may be.
@@ -171,6 +172,14 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and not low <= value <= high:
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is {value}.", f"Give {low:g} to {high:g}.")
+    if args.short_block is None and args.block is not None:
+        args.short_block = min(args.block, _defaults()["short_block"])
+    args.out = expanded(args.out, "--out")
+    args.others = [str(expanded(place, "--with")) for place in args.others or ()]
+    if args.prompts:
+        args.prompts = str(expanded(args.prompts, "--prompts"))
+    if args.init:
+        args.init = str(expanded(args.init, "--init"))
     if args.own == 0 and not args.prompts:
         raise OptionError("There are no prompts.", "Give --prompts FILE, or more than --own 0.")
 
@@ -195,7 +204,7 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}

@@ -22,6 +22,8 @@ LayerKind = Literal["full", "sliding"]
 DEFAULT_BLOCK = 16
 DEFAULT_SPECULATORS_BLOCK = 8
 DEFAULT_ROPE_THETA = 10000.0
+_LARGEST = 2**31 - 1
+"""No size of a model is larger, nor an index that libraries take."""
 
 _REFUSED = {
     "eagle": "an EAGLE draft",
@@ -151,7 +153,7 @@ def read_draft_config(folder: Path) -> DraftConfig:
         raise WeightsError(
             f"The draft folder {folder} has no config.json.", "Pull the draft again."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} cannot be read: {error}.", "Pull the draft again.") from None
     if not isinstance(raw, dict):
         raise WeightsError(f"{path} holds no JSON object.", "Pull the draft again.")
@@ -160,6 +162,13 @@ def read_draft_config(folder: Path) -> DraftConfig:
 
 def parse_draft_config(raw: Mapping[str, Any], source: str = "config.json") -> DraftConfig:
     """The same from a parsed JSON object; ``source`` names it in errors."""
+    try:
+        return _parsed(raw, source)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise WeightsError(f"{source} is not usable: {error}.", "Pull the draft again.") from None
+
+
+def _parsed(raw: Mapping[str, Any], source: str) -> DraftConfig:
     _refuse_others(raw, source)
     fields = _Fields(raw, source)
     hidden = fields.integer("hidden_size")
@@ -355,9 +364,11 @@ def _v2(fields: _Fields) -> DFlash2Config | None:
 
 
 def _validate(config: DraftConfig, fields: _Fields) -> None:
-    for name in ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "block_size"):
-        if getattr(config, name) < 1:
-            raise WeightsError(f"{fields.source}: {name} is {getattr(config, name)}.")
+    sizes = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "block_size")
+    for name in (*sizes, "vocab_size", "draft_vocab_size"):
+        size = getattr(config, name)
+        if size is not None and not 1 <= size <= _LARGEST:
+            raise WeightsError(f"{fields.source}: {name} is {size:.6g}.", "Pull the draft again.")
     if config.heads % config.kv_heads:
         raise WeightsError(
             f"{fields.source}: {config.heads} query heads do not divide over "

@@ -83,7 +83,7 @@ class Engine:
         opener: loads backend and tokenizer; runs on the engine's thread.
 
     Raises:
-        DflashError: whatever ``opener`` raised.
+        DflashError: what ``opener`` raised, in one line whatever it was.
     """
 
     def __init__(self, opener: Callable[[], Opened | tuple[Backend, ChatTokenizer]]) -> None:
@@ -280,7 +280,7 @@ class Engine:
         try:
             loaded = Opened(*opener())
         except BaseException as error:  # handed to the thread that asked for the load
-            opened.put(error)
+            opened.put(_unopened(error))
             return
         backend, tokenizer, _ = loaded
         opened.put(loaded)
@@ -356,11 +356,33 @@ def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
+def _unopened(error: BaseException) -> BaseException:
+    """What stopped a load, in one line: a library stumbles over odd files in ways of its own."""
+    if isinstance(error, DflashError) or not isinstance(error, Exception):
+        return error
+    if _ran_out(error):
+        told = EngineError(
+            "Out of memory while loading.",
+            "Use a smaller context, a smaller model or stronger quantisation.",
+        )
+    else:
+        told = EngineError(
+            f"The model cannot be loaded: {type(error).__name__}: {error}.",
+            "Pull it again; a folder of your own may hold a damaged config.json.",
+        )
+    told.__cause__ = error
+    return told
+
+
+def _ran_out(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+
+
 def _explained(error: BaseException) -> BaseException:
     """Errors of libraries in our own words; the cause stays attached."""
     if isinstance(error, DflashError):
         return error
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+    if _ran_out(error):
         told = EngineError(
             "Out of memory in mid-answer.",
             "Use a smaller context, a smaller model or stronger quantisation.",

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_local.draft_config import DraftConfig
+from dflash_local.free_memory import cpu_bf16
 from dflash_local.pairs import Shape
 
 PREFILL_SLICE = 512
 """Rows of one prefill step; its activations are the workspace."""
+SCORES_AT_ONCE = 2**23
+"""Scores of attention that torch holds at once, where no fused kernel does without them."""
 _TORCH_MARGIN = 256 + PREFILL_SLICE
 """Rows that torch keeps behind a sliding window: what short rewinds need, and a slice."""
 _MLX_MARGIN = 512 + PREFILL_SLICE
@@ -101,6 +104,10 @@ class Sizes:
             # An additive mask, its repeats per query head, and one of bools.
             groups = max(1, heads // shape.kv_heads)
             masks = ((groups + 1) * self.width + 1) * step * context
+            # In half precision the CPU's scores and what they become; in fp32 where it widens them.
+            if self.device == "cpu" and self.width == 2:
+                each = 6 if cpu_bf16() else 8
+                masks += each * min(heads * step * context, SCORES_AT_ONCE)
         elif self.device == "metal" and shape.head_dim in _FUSED_HEAD_DIMS:
             masks = 0
         else:  # one layer's scores, and a mask of bools

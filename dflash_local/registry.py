@@ -83,7 +83,7 @@ def find(name: str) -> Pair:
     near = difflib.get_close_matches(name.lower(), pairs, 3, 0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UnknownModel(
-        f"There is no model called {_short(name)}.",
+        f"There is no model called {_short(name) or repr(name)}.",
         f"{guess}See dflash-local list; a folder works too, or a repository ORG/NAME.",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from contextlib import suppress
@@ -15,6 +16,11 @@ _NAMED = 40
 def unfinished(path: Path) -> Path:
     """A name beside ``path`` for what becomes it, hidden and of this one writer."""
     return path.with_name(f".{path.name[:_NAMED]}.{secrets.token_hex(4)}")
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether ``unfinished`` may have made this name."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) is not None
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:

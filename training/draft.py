@@ -46,25 +46,44 @@ def mask_id(unused: torch.Tensor, special: Sequence[int], embedding_rows: int) -
     return int(free[-1]) if len(free) else embedding_rows - 1
 
 
-def settings(
-    target: Any, fit: FitRecipe, taps: Sequence[int], mask: int, positions: int
-) -> dict[str, Any]:
-    """A draft's config.json for a target's text config: the target's widths, fewer layers.
+def check(fit: FitRecipe, hidden: int, layers: int, vocab: int, taps: Sequence[int]) -> None:
+    """Refuse what cannot be fitted, before hours of prompts and answers.
+
+    Args:
+        fit: what is asked for.
+        hidden: the target's hidden size.
+        layers: how many it has.
+        vocab: how many ids.
+        taps: layers that are tapped.
 
     Raises:
-        OptionError: the block's or the selector's numbers cannot be.
+        OptionError: numbers that cannot be, or ``init`` is no draft's folder.
+        DraftMismatch: that draft was made for another target.
     """
     if fit.block < 2 or not 2 <= fit.short_block <= fit.block:
         raise OptionError(
             f"Blocks of {fit.short_block} and {fit.block} rows are asked for.",
             "Give 2 or more to --block, and no more than that to --short-block.",
         )
-    vocab = int(target.vocab_size)
     if fit.draft_vocab is not None and not 2 <= fit.draft_vocab <= vocab:
         raise OptionError(
             f"A draft of {fit.draft_vocab} ids is asked for, the target has {vocab}.",
             "Give 2 to that to --draft-vocab, or leave it out.",
         )
+    if fit.v2 and hidden % _CONV_GROUP:
+        raise OptionError(
+            f"Version 2 needs a hidden size that {_CONV_GROUP} divides, the target's is {hidden}.",
+            "Leave --v2 out.",
+        )
+    if fit.init not in STARTS:
+        _earlier_config(Path(fit.init), hidden, layers, vocab, taps)
+
+
+def settings(
+    target: Any, fit: FitRecipe, taps: Sequence[int], mask: int, positions: int
+) -> dict[str, Any]:
+    """A draft's config.json for a target's text config: the target's widths, fewer layers."""
+    vocab = int(target.vocab_size)
     reduced = {} if fit.draft_vocab in (None, vocab) else {"draft_vocab_size": fit.draft_vocab}
     rope = getattr(target, "rope_parameters", None) or {}
     # Where layers differ (Gemma 4) the first one gives the widths.
@@ -150,22 +169,9 @@ def _copy_layers(network: DraftNetwork, config: DraftConfig, teacher: Teacher) -
 def _from_folder(
     folder: Path, fit: FitRecipe, raw: dict[str, Any], teacher: Teacher, positions: int
 ) -> tuple[DraftNetwork, dict[str, Any]]:
-    if not (folder / "config.json").is_file():
-        raise OptionError(
-            f"--init {folder} is no folder with a draft.", "Give target, random or such a folder."
-        )
-    config = read_draft_config(folder)
-    config.check_target(
-        hidden_size=int(teacher.config.hidden_size),
-        layers=int(teacher.config.num_hidden_layers),
-        embedding_rows=len(teacher.head),
-    )
-    if config.target_layer_ids != teacher.taps:
-        raise DraftMismatch(
-            f"The draft in {folder} taps layers {config.target_layer_ids}, the data has "
-            f"{teacher.taps}.",
-            "Give the same --taps from the start.",
-        )
+    layers = int(teacher.config.num_hidden_layers)
+    hidden = int(teacher.config.hidden_size)
+    config = _earlier_config(folder, hidden, layers, len(teacher.head), teacher.taps)
     own = dict(raw)
     own["num_hidden_layers"] = config.layers
     own["layer_types"] = ["full_attention"] * config.layers
@@ -186,3 +192,22 @@ def _from_folder(
             "Give the options it was trained with.",
         )
     return network, own
+
+
+def _earlier_config(
+    folder: Path, hidden: int, layers: int, embedding_rows: int, taps: Sequence[int]
+) -> DraftConfig:
+    """The config of a draft to go on from."""
+    if not (folder / "config.json").is_file():
+        raise OptionError(
+            f"--init {folder} is no folder with a draft.", "Give target, random or such a folder."
+        )
+    config = read_draft_config(folder)
+    config.check_target(hidden_size=hidden, layers=layers, embedding_rows=embedding_rows)
+    if config.target_layer_ids != tuple(taps):
+        raise DraftMismatch(
+            f"The draft in {folder} taps layers {config.target_layer_ids}, the data has "
+            f"{tuple(taps)}.",
+            "Give the same --taps from the start.",
+        )
+    return config

@@ -21,10 +21,26 @@ class Earlier:
 
     parts: tuple[Path, ...]
     """Of the answers."""
-    asked: frozenset[str]
-    """``key`` of every prompt that may have been answered."""
+    learnt: frozenset[str]
+    """``key`` of every prompt that was answered."""
+    held_out: frozenset[str]
+    """Of those that must not be: a draft of both is to be measured by them too."""
     digest: str
     """Tells such trainings apart."""
+
+
+def check_folders(folders: Sequence[Path], out: Path) -> None:
+    """Refuse a training that would be learnt from twice.
+
+    Raises:
+        OptionError: which one.
+    """
+    seen = {out.resolve(): "is the --out itself"}
+    for folder in folders:
+        place = folder.resolve()
+        if place in seen:
+            raise OptionError(f"--with {folder} {seen[place]}.", "Leave it out.")
+        seen[place] = "is given twice"
 
 
 def read_earlier(folder: Path, target: Path, recipe: DataRecipe, taps: Sequence[int]) -> Earlier:
@@ -59,9 +75,19 @@ def read_earlier(folder: Path, target: Path, recipe: DataRecipe, taps: Sequence[
             what = "is for another target" if name == "target" else f"has {name} {theirs!r}"
             advice = "Leave it out" if name == "target" else f"Give what makes it {theirs!r} here"
             raise OptionError(f"--with {folder} {what}, not {ours!r}.", f"{advice}.")
+    prompts = read_prompts(train)
+    expected = -(-len(prompts) // max(1, int(facts.get("rows") or 1)))
+    if len(parts) < expected:
+        raise OptionError(
+            f"--with {folder} has {len(parts)} of the {expected} parts of its answers.",
+            "Let that training finish them, with --stage data.",
+        )
+    apart = folder / "prompts" / "held_out.jsonl"
+    held_out = read_prompts(apart) if apart.is_file() else []
     sizes = [(path.name, path.stat().st_size) for path in parts]
     return Earlier(
         parts,
-        frozenset(key(asked.text) for asked in read_prompts(train)),
+        frozenset(key(asked.text) for asked in prompts),
+        frozenset(key(asked.text) for asked in held_out),
         sha256(repr((facts.get("prompts"), sizes)).encode()).hexdigest()[:16],
     )

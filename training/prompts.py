@@ -67,11 +67,13 @@ def make_prompts(
     tokenizer: ChatTokenizer,
     progress: Progress,
     known: frozenset[str] = frozenset(),
+    salt: str = "",
 ) -> None:
     """Fill ``folder`` with ``train.jsonl`` and ``held_out.jsonl``.
 
     Every part that the target wrote is a file; an interrupted run goes on behind the last one.
-    What it wrote that is ``known``, as ``key`` tells it, is left out.
+    What it wrote that is ``known``, as ``key`` tells it, is left out; ``salt`` makes it write
+    others than the seed alone would.
 
     Raises:
         OptionError: the file has broken lines, or there are too few prompts.
@@ -89,7 +91,8 @@ def make_prompts(
         for number in range(most_parts):
             path = part(folder, number, ".jsonl")
             if not path.is_file():
-                written = _part(number, recipe, frame, teacher(), tokenizer, tell)
+                draw = random.Random(f"{recipe.seed} {number}{salt}")
+                written = _part(number, recipe, draw, frame, teacher(), tokenizer, tell)
                 write_whole(path, _lines(written))
             for asked in read_prompts(path):
                 if key(asked.text) not in known:
@@ -97,11 +100,14 @@ def make_prompts(
             tell()
             if len(seen) >= wanted:
                 break
-    split(folder, list(seen.values())[:wanted], recipe.held_out)
+    split(folder, list(seen.values())[:wanted], recipe.held_out, known)
 
 
-def split(folder: Path, prompts: list[Asked], held_out: int) -> None:
-    """Hold some of every kind out, whichever hash lowest, and write both files.
+def split(
+    folder: Path, prompts: list[Asked], held_out: int, known: frozenset[str] = frozenset()
+) -> None:
+    """Hold some of every kind out, whichever hash lowest, and write both files; none of what is
+    ``known``, as ``key`` tells it.
 
     Raises:
         OptionError: nothing would be left to train on.
@@ -111,8 +117,14 @@ def split(folder: Path, prompts: list[Asked], held_out: int) -> None:
             f"There are {len(prompts)} different prompts, {held_out} of them to be held out.",
             "Give more prompts or a smaller --held-out.",
         )
+    unknown = [asked for asked in prompts if key(asked.text) not in known]
+    if len(unknown) < held_out:
+        raise OptionError(
+            f"{len(unknown)} of {len(prompts)} prompts are new, {held_out} are to be held out.",
+            "Give more prompts or a smaller --held-out.",
+        )
     kinds = sorted({asked.kind for asked in prompts})
-    by_kind = {kind: sorted((p for p in prompts if p.kind == kind), key=_order) for kind in kinds}
+    by_kind = {kind: sorted((p for p in unknown if p.kind == kind), key=_order) for kind in kinds}
     held: list[Asked] = []
     while len(held) < held_out:
         for kind in kinds:
@@ -164,13 +176,13 @@ def read_prompts(path: Path) -> list[Asked]:
 def _part(
     number: int,
     recipe: PromptsRecipe,
+    draw: random.Random,
     frame: Frame,
     teacher: Teacher,
     tokenizer: ChatTokenizer,
     tell: Callable[[str], None],
 ) -> Iterator[Asked]:
     """Turns that ended by themselves, of as many openings as fit a batch."""
-    draw = random.Random(f"{recipe.seed} {number}")
     kinds = list(OPENINGS)
     turns = [kinds[(number * recipe.rows + row) % len(kinds)] for row in range(recipe.rows)]
     openings = [(kind, draw.choice(OPENINGS[kind])) for kind in turns]

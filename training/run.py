@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from dflash_local.disk import check_space
-from dflash_local.errors import OptionError, WeightsError
+from dflash_local.errors import EngineError, OptionError, WeightsError
 from dflash_local.free_memory import cpu_bf16
 from dflash_local.registry import locate
 from dflash_local.target_shape import text_config
@@ -23,7 +24,7 @@ from . import draft
 from .answers import ORDER, batches, bytes_needed, make_answers, missing, parts
 from .checkpoint import Progress
 from .corpus import Corpus
-from .earlier import read_earlier
+from .earlier import check_folders, read_earlier
 from .evaluate import Worth, evaluate, read_worth, write_worth
 from .export import write_card, write_draft
 from .fit import Fit
@@ -101,13 +102,15 @@ class Training:
         self._tokenizer.render([{"role": "user", "content": "Hi"}], recipe.data.thinking)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = _dtype(self.device)
-        depth, self._hidden, self._positions = _numbers(self.target)
+        depth, self._hidden, self._positions, vocab = _numbers(self.target)
         self._taps = draft.tap_layers(depth, recipe.data.taps)
+        draft.check(recipe.fit, self._hidden, depth, vocab, self._taps)
+        check_folders([Path(folder) for folder in recipe.fit.others], out)
         self._earlier = [
             read_earlier(Path(folder), self.target, recipe.data, self._taps)
             for folder in recipe.fit.others
         ]
-        self._known = frozenset[str]().union(*(other.asked for other in self._earlier))
+        self._learnt = frozenset[str]().union(*(other.learnt for other in self._earlier))
         self._teacher_held: Teacher | None = None
 
     def run(self, stages: Sequence[Stage] = STAGES) -> None:
@@ -116,7 +119,7 @@ class Training:
         Raises:
             DflashError: what is wrong and what to do about it.
         """
-        with workplace(self.out, self.target):
+        with workplace(self.out, self.target), _memory_errors():
             for stage in STAGES:
                 if stage in stages:
                     getattr(self, f"_{stage}")()
@@ -139,12 +142,20 @@ class Training:
         counting = self._counting("prompts")
         if recipe.own:
             self._report(TrainProgress("prompts", 0, recipe.own, "loading the target"))
-        make_prompts(folder, recipe, self._teacher, self._tokenizer, counting, self._known)
+        known = self._learnt.union(*(other.held_out for other in self._earlier))
+        salt = "".join(f" {other.digest}" for other in self._earlier)
+        make_prompts(folder, recipe, self._teacher, self._tokenizer, counting, known, salt)
         hold(folder / "whole.json", whole)
 
     def _check_lengths(self, prompts: Sequence[Asked]) -> None:
         """Refuse a prompt that leaves no room for an answer."""
         room = self._positions - self.recipe.data.answer_tokens - _TEMPLATE
+        if self.recipe.prompts.own and room < self.recipe.prompts.longest:
+            raise OptionError(
+                f"Beside answers of {self.recipe.data.answer_tokens} tokens the target's context "
+                f"of {self._positions} has no room for prompts of {self.recipe.prompts.longest}.",
+                "Give a smaller --answer-tokens.",
+            )
         for asked in prompts:
             length = len(self._tokenizer.encode(asked.text))
             if length > room:
@@ -157,6 +168,7 @@ class Training:
     def _data(self) -> None:
         recipe, folder = self.recipe.data, self.out / "data"
         prompts = self._asked("train")
+        self._held_out()
         left = missing(folder, recipe, len(prompts))
         if len(left) == batches(recipe, len(prompts)):
             (folder / "recipe.json").unlink(missing_ok=True)  # nothing is bound to it yet
@@ -240,11 +252,10 @@ class Training:
         """Export the draft as it is and answer held-out prompts with it."""
         step = fit.progress.step
         write_draft(self.out / "draft", fit.network, raw, fit.ids)
-        asked = [a for a in self._asked("held_out") if key(a.text) not in self._known]
         found = evaluate(
             self.target,
             self.out / "draft",
-            asked[:count],
+            self._held_out()[:count],
             max_tokens=self.recipe.fit.eval_tokens,
             thinking=self.recipe.data.thinking,
             progress=self._counting("evaluate"),
@@ -254,6 +265,16 @@ class Training:
             TrainProgress("fit", step, fit.progress.steps, f"held out: tau {found.tau:.2f}")
         )
         write_worth(self.out / "fit" / "held_out.jsonl", worth)
+
+    def _held_out(self) -> list[Asked]:
+        """The prompts that no training behind this draft has learnt from."""
+        asked = [a for a in self._asked("held_out") if key(a.text) not in self._learnt]
+        if not asked:
+            raise OptionError(
+                f"The trainings behind --with learnt from every prompt that {self.out} holds out.",
+                "Give another --out, for prompts of its own.",
+            )
+        return asked
 
     def _asked(self, name: str) -> list[Asked]:
         path = self.out / "prompts" / f"{name}.jsonl"
@@ -278,14 +299,29 @@ def _digest(prompts: Sequence[Asked]) -> str:
     return sha256(repr(prompts).encode()).hexdigest()[:16]
 
 
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Running out of memory inside is told with what to try."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("out of memory", "can't allocate", "not enough memory")
+        if isinstance(error, RuntimeError) and not any(w in str(error) for w in words):
+            raise
+        raise EngineError(
+            "There is not enough memory for this step of the training.",
+            "Give a smaller --rows, or in the fit smaller --sequences or --anchors.",
+        ) from error
+
+
 def _dtype(device: torch.device) -> torch.dtype:
     """bf16 where the device multiplies it itself."""
     quick = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else cpu_bf16()
     return torch.bfloat16 if quick else torch.float32
 
 
-def _numbers(target: Path) -> tuple[int, int, int]:
-    """Layers, hidden size and positions of a target.
+def _numbers(target: Path) -> tuple[int, int, int, int]:
+    """Layers, hidden size, positions and ids of a target.
 
     Raises:
         WeightsError: config.json does not say.
@@ -293,11 +329,13 @@ def _numbers(target: Path) -> tuple[int, int, int]:
     raw = read_json(target / "config.json")
     text = text_config(raw)
     try:
-        depth, hidden = int(text["num_hidden_layers"]), int(text["hidden_size"])
+        depth, hidden, vocab = (
+            int(text[name]) for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+        )
         positions = int(text.get("max_position_embeddings") or 8192)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise WeightsError(
             f"{target}/config.json does not say how many layers of which size there are.",
             "Pull the model again.",
         ) from None
-    return depth, hidden, positions
+    return depth, hidden, positions, vocab

@@ -44,8 +44,10 @@ class Teacher:
                 local_files_only=True,
                 use_safetensors=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise WeightsError(f"{folder} cannot be loaded: {error}") from error
+        except Exception as error:  # a library stumbles over odd files in ways of its own
+            raise WeightsError(
+                f"{folder} cannot be loaded: {type(error).__name__}: {error}.", "Pull it again."
+            ) from error
         self.model.eval().requires_grad_(False).to(device)
         # A slice of the states, as the last position is, would be multiplied by a copy of the head
         # per sequence: 64 of the demo target's took 4 seconds.

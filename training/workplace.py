@@ -13,9 +13,15 @@ from filelock import FileLock, Timeout
 
 from dflash_local.errors import OptionError
 from dflash_local.weights import weight_files
-from dflash_local.whole_file import write_whole
+from dflash_local.whole_file import is_unfinished, write_whole
 
 MARK = "training.json"
+_NAMED = {
+    "target": "another target",
+    "prompts": "another set of prompts",
+    "others": "other trainings behind --with",
+}
+"""What is told by its name, as its value would say nothing."""
 _SAMPLES, _SAMPLE = 16, 2**16
 """A weight file is known by so many pieces of so many bytes: hashing all of it takes minutes."""
 
@@ -29,7 +35,12 @@ def workplace(out: Path, target: Path) -> Iterator[None]:
     """
     if out.is_dir() and not (out / MARK).is_file() and any(out.iterdir()):
         raise OptionError(f"{out} holds files of something else.", "Give a new folder to --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"{out} cannot be made: {error.strerror}.", "Give another folder to --out."
+        ) from None
     lock = FileLock(out / ".lock")
     try:
         lock.acquire(timeout=0)
@@ -39,7 +50,7 @@ def workplace(out: Path, target: Path) -> Iterator[None]:
         ) from None
     try:
         for stale in out.glob("*/.*"):  # of a process that was killed while it wrote
-            if stale.is_file():
+            if is_unfinished(stale) and stale.is_file():
                 stale.unlink()
         hold(out / MARK, {"target": fingerprint(target)})
         yield
@@ -76,10 +87,7 @@ def hold(path: Path, facts: Mapping[str, Any]) -> None:
     for name, now in facts.items():
         if before.get(name) == now:
             continue
-        if name in ("target", "prompts"):
-            what = f"another {'target' if name == 'target' else 'set of prompts'}"
-        else:
-            what = f"{name} {before.get(name)!r}, now it is {now!r}"
+        what = _NAMED.get(name) or f"{name} {before.get(name)!r}, now it is {now!r}"
         raise OptionError(
             f"{path.parent} was begun with {what}.",
             "Give the same options to resume, or another --out.",

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dflash_local.backend import Verdict
-from dflash_local.draft_config import parse_draft_config
+from dflash_local.draft_config import DraftConfig, parse_draft_config
 from dflash_local.errors import DraftMismatch, WeightsError
 from dflash_local.sampling import SamplingParams
 from tests.support.draft_files import V2, Tensors, edit, speculators_pair, v2_pair
@@ -305,3 +305,39 @@ def test_other_kinds_are_refused_by_name(config: dict[str, Any], told: str) -> N
         parse_draft_config({**BASE, **config})
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+ODD: tuple[Any, ...] = ("x", "", -1, 0, 1.5, [], {}, ["x"], {"a": 1}, True, 10**400, float("nan"))
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
+def test_odd_values_are_refused_or_read_but_nothing_else(odd: Any, nested: bool) -> None:
+    whole = {
+        **BASE,
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**V2, "target_layer_ids": [0, 2]},
+        "rope_scaling": YARN,
+        "rope_theta": 1e4,
+        "layer_types": ["full_attention"] * int(BASE["num_hidden_layers"]),
+        "vocab_size": 128,
+        "draft_vocab_size": 64,
+        "block_size": 4,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 8,
+        "final_logit_softcapping": 3.0,
+        "model_type": "qwen3",
+        "is_causal": False,
+    }
+    parse_draft_config(whole)
+    part = whole["dflash_config"] if nested else whole
+    for place in (part, YARN) if nested else (part,):
+        for key in list(place):
+            before, place[key] = place[key], odd
+            try:
+                read: DraftConfig | None = parse_draft_config(whole)
+            except WeightsError as error:
+                read, told = None, str(error)
+            place[key] = before
+            assert read.draft_vocab_size != 0 if read is not None else "\n" not in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ from dflash_local.backends.torch_attention import (  # noqa: E402
     additive_mask,
     empty_keys,
     folded_attention,
+    spelled_attention,
 )
 
 
@@ -33,6 +36,31 @@ def test_every_layout_gives_the_formula(turned: bool, masked: bool, rows: int) -
     mask = additive_mask(visible, heads // kv_heads, torch.float32) if masked else None
     out = folded_attention(query, laid_out, value, mask, 0.3)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_in_parts_are_the_scores_of_all(
+    sinks: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, kv_heads, rows, length, dim = 6, 2, 7, 30, 8
+    torch.manual_seed(4)
+    query = torch.randn(1, heads, rows, dim)
+    key, value = torch.randn(2, 1, kv_heads, length, dim)
+    turned = key.mT.contiguous().mT
+    visible = torch.rand(rows, length) < 0.8
+    mask = additive_mask(visible, heads // kv_heads, torch.float32) if masked else None
+
+    def attended() -> Any:
+        if sinks:
+            column = torch.linspace(-1, 1, heads)
+            return spelled_attention(query, key, value, mask, 0.3, column, 5.0)
+        return folded_attention(query, turned, value, mask, 0.3)
+
+    whole = attended()
+    for most in (1, length, 4 * length, 100 * length):
+        monkeypatch.setattr("dflash_local.backends.torch_attention.SCORES_AT_ONCE", most)
+        torch.testing.assert_close(attended(), whole)
 
 
 def test_keys_lie_turned_only_where_that_is_faster() -> None:

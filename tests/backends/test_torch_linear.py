@@ -145,6 +145,19 @@ def test_eight_bits_are_about_right(rows: int, dtype: Any, biased: bool) -> None
 
 
 @pytest.mark.skipif(not has_byte_products(), reason="this CPU has no such products")
+@pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan")])
+def test_what_eight_bits_cannot_hold(odd: float) -> None:
+    """A damaged draft only drafts badly; that it breaks an answer off would be worse."""
+    weight, states = torch.randn(8, 16), torch.randn(3, 16)
+    made = ByteLinear(weight)
+    states[1, 2] = odd
+    assert made(states).shape == (3, 8)
+    assert made(made(torch.full((3, 16), odd)).repeat(1, 2)).isfinite().all()
+    weight[3, 5] = odd
+    assert not isinstance(light(dense)("draft.0.qkv", weight), ByteLinear)
+
+
+@pytest.mark.skipif(not has_byte_products(), reason="this CPU has no such products")
 def test_raw_states_are_not_rounded_to_eight_bits() -> None:
     """A target's states have a few huge numbers, beside which the others would be nothing."""
     weight = torch.randn(32, 64)

@@ -144,6 +144,21 @@ def test_an_error_while_loading_reaches_the_caller() -> None:
         Engine(broken)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("rope_theta"), "cannot be loaded: KeyError: 'rope_theta'"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "Out of memory while loading"),
+    ],
+)
+def test_a_librarys_error_while_loading_is_told(error: Exception, told: str) -> None:
+    def broken() -> tuple[ScriptedBackend, ByteTokenizer]:
+        raise error
+
+    with pytest.raises(EngineError, match=told):
+        Engine(broken)
+
+
 class Failing(ScriptedBackend):
     """Breaks in the third verify, once."""
 

@@ -75,7 +75,7 @@ def _mlx_pair(folder: Path, kind: str) -> tuple[Path, Path]:
                 ("demo", 2048, "fp32"),
                 ("demo", 2048, "fp16"),
                 # Elsewhere bf16 is kept as fp16.
-                *([("demo", 2048, "bf16")] if cpu_bf16() else []),
+                *([("demo", 2048, "bf16"), ("qwen3", 8192, "bf16")] if cpu_bf16() else []),
             )
         ),
         *(

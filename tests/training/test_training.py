@@ -224,39 +224,117 @@ def test_a_folder_keeps_to_one_training(
     assert "another target" in refused(fit, capsys)
 
 
+@pytest.fixture
+def earlier(target: Path, prompts: Path, tmp_path: Path) -> Path:
+    """The folder of a training that is through."""
+    assert main(command(target, tmp_path / "first", prompts, "--steps", "60")) == 0
+    return tmp_path / "first"
+
+
 def test_another_training_is_learnt_from_too(
-    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Path, earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second, foreign = tmp_path / "first", tmp_path / "second", tmp_path / "foreign"
-    argv = command(target, first, prompts, "--steps", "60")
+    out, new = tmp_path / "second", tmp_path / "new.jsonl"
+    known = read_prompts(earlier / "prompts" / "train.jsonl")
+    texts = {f"What is {i} times {i}?" for i in range(20)}
+    lines = [*(asked.text for asked in known[:30]), *texts]
+    new.write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    more = ("--with", str(earlier), "--init", str(earlier / "draft"), "--steps", "8")
+    argv = command(target, out, new, "--held-out", "12", *more)
+    # The seed is that of the training before: what its target wrote must not come again.
     assert main(argv) == 0
-    new = tmp_path / "new.jsonl"
-    known = read_prompts(first / "prompts" / "train.jsonl")
-    fresh = [f"What is {i} times {i}?" for i in range(20)]
-    texts = [*(asked.text for asked in known[:30]), *fresh]
-    new.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    more = ("--with", str(first), "--init", str(first / "draft"), "--steps", "8", "--own", "0")
-    argv = command(target, second, new, "--held-out", "12", *more)
-    assert main(argv) == 0
-    held_out = {asked.text for asked in read_prompts(second / "prompts" / "held_out.jsonl")}
-    assert 0 < len(held_out & set(fresh)) < len(held_out), "the case needs both kinds"
-    found = evaluations(second)
-    assert found[-1]["prompts"] == len(held_out & set(fresh)), "the others were trained on"
-    card = (second / "draft" / "README.md").read_text()
-    count = len(known) + len(texts) - len(held_out)
-    assert f"{count} sequences with" in card
+    held_out = {asked.text for asked in read_prompts(out / "prompts" / "held_out.jsonl")}
+    train = {asked.text for asked in read_prompts(out / "prompts" / "train.jsonl")}
+    assert held_out.isdisjoint(asked.text for asked in known)
+    apart = read_prompts(earlier / "prompts" / "held_out.jsonl")
+    assert train.isdisjoint(asked.text for asked in apart)
+    assert len(train & {asked.text for asked in known}) == 30, "what a file asks for stays"
+    card = (out / "draft" / "README.md").read_text()
+    assert f"{len(known) + len(train)} sequences with" in card
     assert "in 2 trainings" in card
     assert "Start: an earlier draft" in card
-    assert found[0]["tau"] > 1.5, "it goes on where that draft stood"
-    with_out = [a for a in argv if a not in ("--with", str(first))]
-    assert "others ['" in refused(with_out, capsys)
+    assert evaluations(out)[0]["tau"] > 1.3, "it goes on where that draft stood"
+    without = [a for a in argv if a not in ("--with", str(earlier))]
+    assert "other trainings behind --with" in refused([*without, "--stage", "fit"], capsys)
+
+
+def test_prompts_that_were_learnt_from_measure_nothing(
+    target: Path, earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, new = tmp_path / "second", tmp_path / "new.jsonl"
+    known = [asked.text for asked in read_prompts(earlier / "prompts" / "train.jsonl")]
+    fresh = {f"What is {i} times {i}?" for i in range(20)}
+    for texts, kept in ((known[:20], 0), ([*known[:20], *fresh], 1)):
+        new.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        out = tmp_path / f"second-{kept}"
+        argv = command(target, out, new, "--own", "0", "--held-out", "12", "--steps", "4")
+        stages(argv, "prompts")
+        joint = [*argv, "--with", str(earlier)]
+        if not kept:
+            assert "learnt from every prompt" in refused(joint, capsys)
+            assert not list(out.glob("data/part-*"))
+            continue
+        assert main(joint) == 0
+        held_out = {asked.text for asked in read_prompts(out / "prompts" / "held_out.jsonl")}
+        assert 0 < len(held_out & fresh) < 12, "the case needs both kinds"
+        assert evaluations(out)[-1]["prompts"] == len(held_out & fresh)
+    refusal = command(target, tmp_path / "third", new, "--own", "0", "--held-out", "21")
+    assert "20 of 40 prompts are new" in refused([*refusal, "--with", str(earlier)], capsys)
+
+
+def test_a_training_that_does_not_fit_is_refused_at_once(
+    target: Path, prompts: Path, earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "second"
+    argv = command(target, out, prompts, "--with", str(earlier))
     assert "holds no answers" in refused([*argv, "--with", str(tmp_path)], capsys)
+    assert "is given twice" in refused([*argv, "--with", f"{earlier}/."], capsys)
+    assert "is the --out itself" in refused([*argv, "--with", str(out)], capsys)
     assert "tap_layers [0, 1], not [0, 1, 2]" in refused([*argv, "--taps", "3"], capsys)
     assert "features 'store'" in refused([*argv, "--features", "recompute"], capsys)
+    part = earlier / "data" / "part-00001.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(b"")
+    assert "is damaged" in refused(argv, capsys)
+    part.unlink()
+    assert "of the 5 parts" in refused(argv, capsys)
+    part.write_bytes(whole)
     weights = load_file(target / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, target / "model.safetensors")
-    assert "another target" in refused(command(target, foreign, new, *more), capsys)
-    assert not foreign.exists(), "a refusal must leave nothing"
+    assert "another target" in refused(argv, capsys)
+    assert not out.exists(), "a refusal must leave nothing"
+
+
+LATE = {
+    "a block of one": (("--block", "1"), "--block is 1"),
+    "a short block that is longer": (("--short-block", "5"), "Blocks of 5 and 4 rows"),
+    "too many ids": (("--draft-vocab", "5000"), "the target has 128"),
+    "nothing to go on from": (("--init", "/nowhere"), "no folder"),
+    "answers beyond the context": (("--answer-tokens", "90000"), "has no room for prompts"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_cannot_be_fitted_is_refused_at_once(
+    case: str, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, told = LATE[case]
+    out = tmp_path / "out"
+    assert told in refused(command(target, out, prompts, *options), capsys)
+    assert not list(out.glob("*/part-*"))
+
+
+def test_files_of_others_in_the_folder_stay(target: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = command(target, out, prompts)
+    stages(argv, "prompts")
+    mine = [out / "prompts" / name for name in (".gitignore", ".lock")]
+    stale = out / "prompts" / ".part-00000.jsonl.0123abcd"
+    for path in (*mine, stale):
+        path.write_text("x")
+    stages(argv, "prompts")
+    assert all(path.is_file() for path in mine)
+    assert not stale.exists()
 
 
 ODD = {
