@@ -80,6 +80,8 @@ class Answer:
     error: str = ""
     speedup: float | None = None
     """Over plain decoding as it was known when the answer ended."""
+    estimated: bool = False
+    """Whether that was a short timing, no race."""
     trace: str = ""
     """Which round said what, for ``Trace.decode``; empty where it was not kept."""
 
@@ -208,6 +210,8 @@ class Chat:
         self.record = record
         self.plain_tok_s: float | None = None
         """Speed of plain decoding for this pair, where known."""
+        self.estimated = True
+        """Whether it comes from a short timing."""
 
     @property
     def last(self) -> Answer | None:
@@ -359,6 +363,7 @@ class Chat:
                         usage=event.usage,
                         stats=event.stats,
                         speedup=self._speedup(event),
+                        estimated=self.estimated,
                     )
                 yield event
         except DflashError as error:

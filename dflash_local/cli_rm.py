@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
     if is_repo_id(args.name) and RepoFolder(args.name).home.is_dir():
         gone, kept = [Files(repo=args.name)], list[str]()
     else:
-        gone, kept = storage.removable(registry.find(args.name))
+        pair = registry.find(args.name)
+        gone, kept = storage.removable(pair)
+        if pair.name not in registry.shipped():
+            kept.append(f"the entry in {registry.user_file()}; delete it there")
     repos = ", ".join(files.repo for files in gone)
     if gone and not args.yes and not _agreed(repos):
         return 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -262,8 +263,22 @@ def to_markdown(conversation: Conversation, model: str = "") -> str:
     for turn in conversation.turns:
         parts.append(f"## You\n\n{turn.current.user}")
         if turn.current.answer is not None:
-            parts.append(f"## Assistant\n\n{turn.current.answer.text}")
+            parts.append(f"## Assistant\n\n{_closed(turn.current.answer.text)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _closed(text: str) -> str:
+    """The text, its last code block closed: an answer may have been stopped inside it."""
+    fence = ""
+    for line in text.splitlines():
+        mark = re.match(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)", line)
+        if mark is None:
+            continue
+        if not fence:
+            fence = mark[1]
+        elif mark[1].startswith(fence) and not mark[2].strip():
+            fence = ""
+    return f"{text.removesuffix(chr(10))}\n{fence}" if fence else text
 
 
 def to_json(conversation: Conversation, model: str = "") -> str:

@@ -8,10 +8,10 @@ block that grows past ``LARGE`` shows the rest as plain text until it closes, an
 from __future__ import annotations
 
 import webbrowser
-from functools import partial
 from itertools import pairwise
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -27,8 +27,20 @@ from .visible import visible
 LARGE = 2000
 HUGE = 24_000
 
-# Raw HTML would be swallowed, and "main.rs" is no web address.
-_parser = partial(MarkdownIt, "gfm-like", {"html": False, "linkify": False})
+
+def _parser() -> MarkdownIt:
+    """Raw HTML would be swallowed, and "main.rs" is no web address. Where a model begins a line it
+    means one: a verse, an address."""
+    parser = MarkdownIt("gfm-like", {"html": False, "linkify": False})
+    parser.core.ruler.push("keep_lines", _keep_lines)
+    return parser
+
+
+def _keep_lines(state: StateCore) -> None:
+    for block in state.tokens:
+        for token in block.children or ():
+            if token.type == "softbreak":
+                token.type = "hardbreak"
 
 
 class CopyLine(Static):

@@ -99,7 +99,7 @@ class ChatScreen(Screen[None]):
         self.panel = StatsPanel(settings.panel, ascii_only=look.ascii_only)
         self.live = LiveFigures(self.answering, self.status_line, self.panel, pair=pair)
         self.queued: deque[UserMessage] = deque()
-        self.completions = Completions()
+        self.completions = self.prompt.completions = Completions()
         self.keys = KeyLine(ascii_only=look.ascii_only)
         self._below = Static(Content("new text below · End"), id="below")
         self._worker: Worker[None] | None = None
@@ -207,7 +207,8 @@ class ChatScreen(Screen[None]):
         return [*waiting, *([self.prompt.text] if self.prompt.text.strip() else [])]
 
     def tell(self, text: str, *, severity: Literal["information", "error"] = "information") -> None:
-        """A passing word to the user."""
+        """A passing word to the user, in the place of the one before."""
+        self.app.clear_notifications()
         self.app.notify(visible(text), severity=severity, markup=False)
 
     # -- sending
@@ -229,6 +230,8 @@ class ChatScreen(Screen[None]):
 
     @on(Prompt.Browse)
     def _browse(self, event: Prompt.Browse) -> None:
+        if self.completions.move(event.direction):
+            return
         if event.direction < 0 and self.queued and not self.prompt.text:
             message = self.queued.pop()
             message.remove()
@@ -348,13 +351,13 @@ class ChatScreen(Screen[None]):
     async def open_session(self, session: Session) -> None:
         """Go on with another saved chat, or a new one."""
         options = self.chat.options
-        plain = self.chat.plain_tok_s
+        plain, estimated = self.chat.plain_tok_s, self.chat.estimated
         self.session.close()
         self.previous, self.session = self.session, session
         self.chat = Chat(
             self.service, session.conversation, options=options, model=self.pair, record=session
         )
-        self.chat.plain_tok_s = plain
+        self.chat.plain_tok_s, self.chat.estimated = plain, estimated
         self.editing = False
         await self.transcript.show(session.conversation)
 
@@ -378,7 +381,7 @@ class ChatScreen(Screen[None]):
         if turns and len(turns[-1].versions) > 1:
             reply.versions = f" · answer {turns[-1].shown + 1} of {len(turns[-1].versions)}"
         if answer is not None:
-            await reply.finish(answer, estimated=self.live.estimated)
+            await reply.finish(answer)
         if update.error is not None:
             again = "" if self.service.alive else " Ctrl+R reloads and answers again."
             if isinstance(update.error, ContextFull):

@@ -73,7 +73,8 @@ def set_sampling(chat: Chat, argument: str) -> str:
     except ValueError:
         if value != "off" or not setting.may_be_off:
             raise OptionError(
-                f"Not a number: {value[:40] or 'nothing'}.", setting.meaning
+                f"Not a number: {value[:40] or 'nothing'}.",
+                f"Give {name} one: {setting.meaning}.",
             ) from None
         number = None
     # Any: the field's type depends on its name; SamplingParams checks the value.
@@ -101,7 +102,8 @@ def set_thinking(chat: Chat, argument: str) -> str:
     if argument not in choices:
         raise OptionError(f"Not a choice: {argument[:40]}.", "Give on, off or auto.")
     chat.options = replace(chat.options, thinking=choices[argument])
-    return f"Thinking is {argument or 'auto'} from the next answer on."
+    condition = ", if this model has such a mode" if choices[argument] else ""
+    return f"Thinking is {argument or 'auto'} from the next answer on{condition}."
 
 
 def set_block(chat: Chat, argument: str, most: int) -> str:
@@ -117,7 +119,7 @@ def set_block(chat: Chat, argument: str, most: int) -> str:
     elif argument.isdecimal() and 1 <= int(argument[:9]) <= most:
         block = int(argument)
     else:
-        raise OptionError(f"Not a block size: {argument[:40]}.", f"Give 1 to {most}, or off.")
+        raise OptionError(f"Not a block size: {argument[:40]}.", f"Give 1 to {most}, off or auto.")
     chat.options = replace(chat.options, block=block)
     words = {None: "The block that pays", 0: "Plain decoding"}.get(block, f"Block {block}")
     return f"{words} from the next answer on."

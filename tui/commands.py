@@ -13,7 +13,7 @@ from dflash_local.errors import DflashError, OptionError
 from dflash_local.sampling import SamplingParams
 from dflash_local.sessions import to_markdown
 
-from . import chat_settings, clipboard
+from . import chat_settings, clipboard, figures
 from . import view_commands as view
 from .actions import Action, Registry
 from .export import export
@@ -103,9 +103,11 @@ async def retry_here(screen: ChatScreen, _: str) -> None:
 
 def edit_last(screen: ChatScreen, _: str) -> None:
     """Put the last message back into the prompt; sending it answers that turn anew."""
-    if screen.generating or not screen.chat.conversation.turns:
-        raise OptionError("There is no answered message to edit.")
-    screen.prompt.set_text(screen.chat.conversation.turns[-1].current.user)
+    screen.refuse_while_generating()
+    if not screen.chat.conversation.turns:
+        raise OptionError("There is no answered message to edit yet.", "Send one first.")
+    text = screen.chat.conversation.turns[-1].current.user
+    screen.prompt.set_text(f"/{text}" if text.startswith("/") else text)
     screen.prompt.focus()
     screen.editing = True
     screen.keys.say("Editing: Enter answers anew, Esc leaves it as it was.")
@@ -142,7 +144,7 @@ async def undo(screen: ChatScreen, _: str) -> None:
         text = turns[-1].current.user
         screen.chat.cut(len(turns) - 1)
         await screen.transcript.show(screen.chat.conversation)
-        screen.prompt.set_text(text)
+        screen.prompt.set_text(f"/{text}" if text.startswith("/") else text)
     elif screen.previous is not None and os.path.exists(screen.previous.path):
         await screen.open_session(screen.store.open(screen.previous.path))
     else:
@@ -192,7 +194,8 @@ def copy_part(screen: ChatScreen, argument: str) -> None:
     number = len(blocks) if argument == "code" else int(argument) if argument.isdecimal() else 0
     if not 1 <= number <= len(blocks):
         raise OptionError(
-            f"The reply has {len(blocks)} code blocks.", "Give last, code, a number or all."
+            f"The reply has {figures.counted(len(blocks), 'code block')}.",
+            "Give last, code, a number or all.",
         )
     copy_text(screen, blocks[number - 1], f"code block {number}")
 
@@ -266,7 +269,7 @@ REGISTRY = Registry(
         Action("view.help", "Help: keys, commands, figures", view.help_, "f1", "help"),
         Action("view.log", "The engine's log", view.log, slash="log"),
         Action("view.theme", "Theme", view.theme, slash="theme", takes="[name]"),
-        Action("view.mouse", "Leave the mouse to the terminal", view.mouse, slash="mouse"),
+        Action("view.mouse", "How to leave the mouse to the terminal", view.mouse, slash="mouse"),
         Action("message.up", "Message before", view.message_up, "alt+up", palette=False),
         Action("message.down", "Message after", view.message_down, "alt+down", palette=False),
         Action("scroll.page_up", "Scroll up a page", view.page_up, "pageup", palette=False),
@@ -289,7 +292,11 @@ REGISTRY = Registry(
         ),
         Action("chat.think", "Thinking", set_thinking, slash="think", takes="on|off|auto"),
         Action(
-            "draft.block", "Block size, or plain decoding", set_block, slash="block", takes="n|off"
+            "draft.block",
+            "Block size, or plain decoding",
+            set_block,
+            slash="block",
+            takes="n|off|auto",
         ),
         Action("draft.race", "Race plain against speculative", view.race, slash="bench"),
         Action("chat.save", "Export to Markdown or JSON", save, slash="save", takes="[path]"),

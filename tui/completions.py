@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.content import Content
 from textual.widgets import Static
 
+from .actions import Action
 from .commands import REGISTRY
 
 MOST = 8
 
 
 class Completions(Static):
-    """Hidden while nothing can be completed."""
+    """Hidden while nothing can be completed; the arrows pick a line."""
 
     DEFAULT_CSS = """
     Completions {
@@ -21,16 +24,46 @@ class Completions(Static):
     Completions.shown { display: block; }
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._actions: Sequence[Action] = ()
+        self._at: int | None = None
+        """The line that is picked; None until an arrow is pressed."""
+
+    @property
+    def picked(self) -> Action | None:
+        """The command that an arrow went to."""
+        shown = self.has_class("shown") and self._at is not None
+        return self._actions[self._at or 0] if shown else None
+
     def show(self, typed: str) -> None:
         """Offer what ``typed`` may become."""
-        actions = REGISTRY.complete(typed)
-        self.set_class(bool(actions), "shown")
-        lines = [f"{action.usage:<22} {action.title}" for action in actions[:MOST]]
-        more = f" · {len(actions) - MOST} more" if len(actions) > MOST else ""
-        self.update(Content("\n".join([*lines, f"Tab completes{more}"])))
+        self._actions, self._at = REGISTRY.complete(typed), None
+        self.set_class(bool(self._actions), "shown")
+        self._draw()
+
+    def move(self, direction: int) -> bool:
+        """Pick the line before (-1) or after (1); False where nothing is shown."""
+        if not self.has_class("shown"):
+            return False
+        start = -1 if direction > 0 else 0
+        self._at = ((start if self._at is None else self._at) + direction) % len(self._actions)
+        self._draw()
+        return True
 
     def hide(self) -> bool:
         """Close it; whether it was open."""
         was_open = self.has_class("shown")
         self.remove_class("shown")
         return was_open
+
+    def _draw(self) -> None:
+        at = 0 if self._at is None else self._at
+        first = max(0, min(at - MOST // 2, len(self._actions) - MOST))
+        shown = self._actions[first : first + MOST]
+        lines = [
+            (f"{action.usage:<22} {action.title}\n", "reverse" if action is self.picked else "")
+            for action in shown
+        ]
+        more = f" · {len(self._actions) - MOST} more" if len(self._actions) > MOST else ""
+        self.update(Content.assemble(*lines, f"Up and Down pick · Tab completes{more}"))

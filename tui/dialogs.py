@@ -38,7 +38,10 @@ class ChooseDialog(Dialog[str | None]):
         width: 90%; max-width: 100; height: auto; max-height: 90%;
         border: round $primary; background: $surface; padding: 0 1;
     }
-    ChooseDialog OptionList { height: auto; max-height: 20; border: none; background: $surface; }
+    ChooseDialog OptionList {
+        height: auto; max-height: 20; border: none; background: $surface;
+        text-wrap: nowrap; text-overflow: ellipsis;
+    }
     ChooseDialog Static { color: $text-muted; height: auto; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -22,9 +22,14 @@ def mostly_parked(stats: StatsSummary) -> bool:
     return stats.drafted > 0 and 2 * stats.plain_rounds > stats.rounds
 
 
+def counted(number: int, what: str) -> str:
+    """``1 code block``, ``2 code blocks``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def turns(number: int, which: str = "") -> str:
     """``1 turn``, ``2 turns``, ``2 earlier turns``."""
-    return f"{number} {which}turn{'' if number == 1 else 's'}"
+    return counted(number, f"{which}turn")
 
 
 def how_to_go_on(answer: Answer) -> str:
@@ -56,7 +61,7 @@ def ratio(value: float, *, estimated: bool = False) -> str:
     return f"{value:.1f}×{' est.' if estimated else ''}"
 
 
-def footer(answer: Answer, *, estimated: bool = False) -> str:
+def footer(answer: Answer) -> str:
     """The line under a finished answer."""
     parts: list[str] = []
     if answer.usage is not None and answer.stats is not None:
@@ -66,7 +71,7 @@ def footer(answer: Answer, *, estimated: bool = False) -> str:
             parts.append(speed(stats.tok_s))
         if stats.drafted:
             if answer.speedup:
-                parts.append(ratio(answer.speedup, estimated=estimated))
+                parts.append(ratio(answer.speedup, estimated=answer.estimated))
             if mostly_parked(stats):
                 parts.append("drafting parked")
             else:

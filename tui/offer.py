@@ -39,16 +39,18 @@ class Offer:
         """What to ask before the download; empty where it is small."""
         if self.here or 0 < self.download <= ASKED:
             return ""
-        return f"Download {self.pair.name}: {self.size}?"
+        size = self.size if self.download else "its size is not known"
+        return f"Download {self.pair.name} ({size})?"
 
     @property
     def line(self) -> str:
-        """Name, title, state and fit."""
+        """Name, state, fit and title."""
         state = "on disk" if self.here else f"download, {self.size}"
         if not self.possible:
             state = "not for this machine"
-        fit = "" if self.fits else "  too large for this machine"
-        return f"{self.pair.name:<22} {self.pair.title[:36]:<36}  {state}{fit}"
+        elif not self.fits:
+            state = f"{state}, too large here"
+        return f"{self.pair.name:<24} {state:<22}  {self.pair.title}"
 
 
 def offer(pair: Pair) -> Offer:

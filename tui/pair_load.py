@@ -85,7 +85,7 @@ class PairLoad:
     def timed(self, tok_s: float, *, estimated: bool = True) -> None:
         """Plain decoding was timed on this machine."""
         self._screen.chat.plain_tok_s = self._screen.live.plain_tok_s = tok_s
-        self._screen.live.estimated = estimated
+        self._screen.chat.estimated = self._screen.live.estimated = estimated
 
     def remember(self, memory: MemoryFigures) -> None:
         """What the engine holds now; compared with before where the pair was switched."""

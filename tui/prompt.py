@@ -10,6 +10,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from .commands import REGISTRY
+from .completions import Completions
 
 FOLD = 2000
 """Characters above which a paste is shown as one line."""
@@ -66,6 +67,8 @@ class Prompt(TextArea):
         self.send_keys = {"enter"}
         self.newline_keys = {"shift+enter", "ctrl+j"}
         self._pastes: dict[str, str] = {}
+        self.completions: Completions | None = None
+        """Where a command may be picked by the arrows."""
 
     @property
     def full_text(self) -> str:
@@ -82,8 +85,10 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def action_enter(self) -> None:
-        """Send, or a new line where the setting swaps them."""
-        if self.enter_sends:
+        """Send, or a new line where the setting swaps them; take the command that was picked."""
+        if self.completions is not None and self.completions.picked is not None:
+            self.action_complete()
+        elif self.enter_sends:
             self._send()
         else:
             self.insert("\n")
@@ -130,11 +135,12 @@ class Prompt(TextArea):
 
     def action_complete(self) -> None:
         """Complete a slash command, or go to the next widget."""
-        names = [action.slash for action in REGISTRY.complete(self.text)]
-        if not names:
+        actions = REGISTRY.complete(self.text)
+        if not actions:
             self.screen.focus_next()
             return
-        self.set_text(f"/{names[0]} ")
+        picked = self.completions.picked if self.completions is not None else None
+        self.set_text(f"/{(picked or actions[0]).slash} ")
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()

@@ -77,6 +77,7 @@ class PullDialog(Dialog[bool]):
 
     def on_mount(self) -> None:
         """Start, unless there is something to ask before."""
+        self._bar.display = False
         if not self._question:
             self.action_again()
 
@@ -88,6 +89,7 @@ class PullDialog(Dialog[bool]):
         """Start, or go on where it stopped."""
         if self._process is not None:
             return
+        self._bar.display = True
         self._title.update(Content(visible(f"Downloading {self._pair}")))
         self._hint.update(Content("Esc cancels; what is here is kept for the next time."))
         self._process = subprocess.Popen(

@@ -216,13 +216,13 @@ class Reply(Vertical, can_focus=True):
             event.stop()
             self.post_message(self.FooterClicked(self))
 
-    async def finish(self, answer: Answer, *, estimated: bool = False) -> None:
+    async def finish(self, answer: Answer) -> None:
         """The answer ended."""
         self.answer, self._trace = answer, None
         tokens = answer.usage.thinking_tokens if answer.usage else None
         self.thinking.close(tokens)
         await self.body.finish()
-        words = figures.footer(answer, estimated=estimated) + self.versions
+        words = figures.footer(answer) + self.versions
         self._footer.update(Content(figures.in_ascii(words) if self._ascii else words))
         self.add_class("ended")
         self._draw_tint()

@@ -221,7 +221,7 @@ async def _switch(screen: ChatScreen, name: str) -> None:
         return
     screen.pair = screen.chat.model = name
     screen.chat.plain_tok_s = screen.live.plain_tok_s = None
-    screen.live.estimated = True
+    screen.chat.estimated = screen.live.estimated = True
     await screen.load.reload(opener)
 
 
@@ -232,6 +232,9 @@ def pull(screen: ChatScreen, name: str) -> None:
     if not name:
         raise OptionError("Which model?", "Give its name; /model lists them.")
     offered = offer(registry.find(name))
+    if offered.here and name == screen.pair and screen.service.alive:
+        screen.tell(f"{name} is here, and loaded.")
+        return
     if not offered.possible:
         raise OptionError(
             f"{offered.pair.name} has no target for this machine's backend.",

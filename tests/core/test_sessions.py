@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.backends.scripted import open_scripted
-from dflash_local.chat import Answer, Chat, ChatOptions, Conversation
+from dflash_local.chat import Answer, Chat, ChatOptions, Conversation, Turn, Version
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, OptionError
 from dflash_local.events import Done, Prefill, Resumed, Round, Text
@@ -131,6 +131,23 @@ def test_exports_hold_the_messages(engine: Engine, store: SessionStore) -> None:
     assert "First answer." in markdown
     document = json.loads(to_json(chat.conversation, "pair"))
     assert document["messages"][-1] == {"role": "assistant", "content": "First answer."}
+
+
+@pytest.mark.parametrize(
+    ("text", "closed"),
+    [
+        ("a\n```python\nx = 1", "a\n```python\nx = 1\n```"),
+        ("a\n```python\nx = 1\n```", None),
+        ("~~~~\n~~~\n```\n", "~~~~\n~~~\n```\n~~~~"),
+        ("inline ``` and ```x``` here", None),
+        ("```a`b```", None),
+    ],
+)
+def test_an_export_closes_a_block_that_was_broken_off(text: str, closed: str | None) -> None:
+    conversation = Conversation()
+    conversation.turns = [Turn([Version("hi", Answer(text=text))])]
+    exported = to_markdown(conversation)
+    assert exported.endswith(f"## Assistant\n\n{closed or text}\n")
 
 
 def test_regenerating_reuses_all_but_the_last_prompt_token(

@@ -96,6 +96,14 @@ async def test_a_huge_block_stays_plain_and_markdown_goes_on_behind_it() -> None
         )
 
 
+async def test_lines_stay_lines() -> None:
+    verse = "Roses are red,\nviolets are *blue*.\n\n- an item\n  goes on\n\n> a quote\n> too\n"
+    for pieces in ([verse], pieces_of(verse, 2, 5)):
+        lines = [line.strip(" ▌•│") for line in (await screen_of(pieces)).splitlines()]
+        for line in ("Roses are red,", "violets are blue.", "goes on", "too"):
+            assert line in lines
+
+
 async def test_an_open_fence_is_shown_to_its_end() -> None:
     text = "```python\n" + CODE
     assert "value_119" in await screen_of(pieces_of(text, 4, 400))

@@ -10,6 +10,7 @@ import pytest
 from dflash_local.backends.scripted_chat import ScriptedOpener
 from dflash_local.service_wire import ServiceOpener
 from dflash_local.tui.app import Options
+from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.race import RaceScreen
 from dflash_local.tui.settings import SettingsError, load_settings, settings_file
 from tests.tui.driver import chat
@@ -30,6 +31,30 @@ async def test_tab_completes() -> None:
         await driver.pilot.press("/", "b", "e", "tab")
         await driver.pilot.pause()
         assert driver.screen.prompt.text == "/bench "
+
+
+async def test_arrows_pick_a_command() -> None:
+    async with chat() as driver:
+        prompt, offered = driver.screen.prompt, driver.screen.completions
+        await driver.pilot.press("/", *["down"] * 12)
+        await driver.until(lambda: offered.picked is not None)
+        twelfth = REGISTRY.complete("/")[11]
+        assert offered.picked is twelfth
+        assert twelfth.usage in driver.words()
+        await driver.pilot.press("up", "enter")
+        await driver.until(lambda: prompt.text == f"/{REGISTRY.complete('/')[10].slash} ")
+        assert not driver.screen.chat.conversation.turns
+        prompt.set_text("")
+        await driver.pilot.press("/", "up", "tab")
+        await driver.until(lambda: prompt.text == f"/{REGISTRY.complete('/')[-1].slash} ")
+
+
+async def test_a_message_with_a_slash_comes_back_as_one() -> None:
+    async with chat() as driver:
+        await driver.say("//retry")
+        for command in ("/edit", "/undo"):
+            await driver.send(command)
+            await driver.until(lambda: driver.screen.prompt.text == "//retry")
 
 
 async def test_block_off_is_plain_decoding() -> None:

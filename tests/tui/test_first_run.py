@@ -95,7 +95,9 @@ async def test_a_large_download_is_asked_about_once(
         driver.screen.openers = shop.open
         for again in (False, True):
             await driver.send("/pull qwen3-4b")
-            await driver.until(lambda: "Download qwen3-4b: size unknown?" in driver.words())
+            await driver.until(
+                lambda: "Download qwen3-4b (its size is not known)?" in driver.words()
+            )
             assert not shop.state.exists()
             await driver.pilot.press("enter" if again else "escape")
             await driver.pilot.pause()

@@ -64,7 +64,7 @@ SAYS = {
     "/block off": "Plain decoding from the next answer on.",
     "/block auto": "The block that pays from the next answer on.",
     "/block 3": "Block 3 from the next answer on.",
-    "/block 99": "Give 1 to 8, or off.",
+    "/block 99": "Give 1 to 8, off or auto.",
     "/retry": "You: hi",
     "/edit": "Give it: /edit text.",
     "/edit more": "You: more",
