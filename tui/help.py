@@ -18,7 +18,7 @@ _PROMPT_KEYS = (
 )
 _NAMES = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
 CHAT_FILE = {
-    "theme": "a name, see /theme; empty is light where COLORFGBG tells of a light terminal, else dark",
+    "theme": "a name, see /theme; empty is dark, or light where COLORFGBG tells of it",
     "enter_sends": "false: Enter is a new line, Ctrl+J sends (also /swap)",
     "esc_twice": "true: stopping takes Esc twice",
     "panel": "off, compact or full, as Ctrl+S left it",

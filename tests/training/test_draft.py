@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.draft_config import parse_draft_config
 from dflash_local.errors import DraftMismatch, OptionError
-from dflash_local.training.draft import mask_id, settings, start, tap_layers
+from dflash_local.training.draft import check, mask_id, settings, start, tap_layers
 from dflash_local.training.recipe import FitRecipe
 from dflash_local.training.teacher import Teacher
 from tests.backends.test_families import FAMILIES
@@ -62,5 +62,12 @@ def test_a_draft_of_other_numbers_is_no_start(tmp_path: Path) -> None:
         begin(FitRecipe(init=str(tmp_path / "nowhere")))
     with pytest.raises(DraftMismatch):
         begin(FitRecipe(init=str(Path(__file__).parents[1] / "data" / "dflash_tiny")))
-    with pytest.raises(OptionError, match="short"):
-        begin(FitRecipe(block=4, short_block=6))
+    for fit, told in (
+        (FitRecipe(block=4, short_block=6), "short"),
+        (FitRecipe(draft_vocab=129), "the target has 128"),
+        (FitRecipe(init="nowhere"), "no folder with a draft"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            check(fit, 64, 3, 128, (0, 2))
+    with pytest.raises(OptionError, match="16 divides"):
+        check(FitRecipe(v2=True), 40, 3, 128, (0, 2))
