@@ -308,13 +308,13 @@ def test_other_kinds_are_refused_by_name(config: dict[str, Any], told: str) -> N
 
 
 ODD: tuple[Any, ...] = ("x", "", -1, 0, 1.5, [], {}, ["x"], {"a": 1}, True, 10**400, float("nan"))
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
 def test_odd_values_are_refused_or_read_but_nothing_else(odd: Any, nested: bool) -> None:
-    whole = {
+    whole: dict[str, Any] = {
         **BASE,
         "architectures": ["DFlash2DraftModel"],
         "dflash_config": {**V2, "target_layer_ids": [0, 2]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_attention_of_one_row_is_the_fused_kernels(teacher: Teacher) -> None:
     query = torch.randn(5, 6, 1, 16, generator=draws)
     key, value = (torch.randn(5, 2, 33, 16, generator=draws) for _ in range(2))
     visible = torch.rand(5, 1, 1, 33, generator=draws) < 0.7
-    module = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+    module: Any = SimpleNamespace(num_key_value_groups=3, is_causal=True)
     for mask in (None, visible):
         for scaling in (None, 0.3):
             mine, _ = _attend(module, query, key, value, mask, scaling=scaling)
