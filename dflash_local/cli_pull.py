@@ -7,9 +7,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from dflash_local import registry
-from dflash_local.errors import BackendUnavailable, DoesNotFit, OptionError, UnknownModel
+from dflash_local.errors import (
+    BackendUnavailable,
+    DoesNotFit,
+    OptionError,
+    UnknownModel,
+    how_to_install,
+)
 from dflash_local.hub_cache import is_repo_id
 from dflash_local.pairs import Files, Pair
 from dflash_local.progress import PullProgress, PullReport
@@ -49,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     name, wanted = _wanted(args)
     if not args.anyway:
         _check_fit(name, wanted, args.backend)
+    if wanted[0].weights == "nf4" and find_spec("bitsandbytes") is None:
+        note = f"{name} is stored for bitsandbytes, which is not installed here."
+        print(f"dflash-local: {note} {how_to_install('cuda')}", file=sys.stderr)  # noqa: T201
     with _progress() as progress:
         fetched = pull(wanted, name=name, update=args.update, progress=progress)
     target = fetched.folders[wanted[0].repo]

@@ -62,6 +62,21 @@ def test_pull_of_other_names(private_folders: Path, monkeypatch: pytest.MonkeyPa
         _run(cli_pull, "qwen3-4b", "--anyway")
 
 
+@pytest.mark.parametrize("missing", [True, False])
+def test_pull_tells_before_the_download_what_the_target_needs(
+    missing: bool,
+    private_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(cli_pull, "find_spec", lambda name: None if missing else object())
+    with pytest.raises(DownloadError):
+        _run(cli_pull, "qwen3-4b", "--backend", "torch", "--weights", "nf4", "--anyway")
+    told = capsys.readouterr().err
+    assert ("bitsandbytes, which is not installed here. Run pip install" in told) == missing
+
+
 def test_list_prints_a_table_and_json(fetched: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(cli_list) == 0
     header, first, *rest = capsys.readouterr().out.splitlines()
