@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from dflash_local.disk import check_space
-from dflash_local.errors import EngineError, OptionError, WeightsError
-from dflash_local.free_memory import cpu_bf16
+from dflash_local.errors import OptionError, WeightsError
 from dflash_local.registry import locate
 from dflash_local.target_shape import text_config
 from dflash_local.tokenizer import HubTokenizer
@@ -24,6 +22,7 @@ from . import draft
 from .answers import ORDER, batches, bytes_needed, make_answers, missing, parts
 from .checkpoint import Progress
 from .corpus import Corpus
+from .device import choose_device, choose_dtype, memory_errors
 from .earlier import check_folders, read_earlier
 from .evaluate import Worth, evaluate, read_worth, write_worth
 from .export import write_card, write_draft
@@ -100,8 +99,8 @@ class Training:
         self._tokenizer = HubTokenizer(self.target)
         # Fails at once, in one line, where there is no template to ask through.
         self._tokenizer.render([{"role": "user", "content": "Hi"}], recipe.data.thinking)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._dtype = _dtype(self.device)
+        self.device = choose_device()
+        self._dtype = choose_dtype(self.device)
         depth, self._hidden, self._positions, vocab = _numbers(self.target)
         self._taps = draft.tap_layers(depth, recipe.data.taps)
         draft.check(recipe.fit, self._hidden, depth, vocab, self._taps)
@@ -119,7 +118,7 @@ class Training:
         Raises:
             DflashError: what is wrong and what to do about it.
         """
-        with workplace(self.out, self.target), _memory_errors():
+        with workplace(self.out, self.target), memory_errors():
             for stage in STAGES:
                 if stage in stages:
                     getattr(self, f"_{stage}")()
@@ -297,27 +296,6 @@ class Training:
 def _digest(prompts: Sequence[Asked]) -> str:
     """Tells sets of prompts apart."""
     return sha256(repr(prompts).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Running out of memory inside is told with what to try."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        words = ("out of memory", "can't allocate", "not enough memory")
-        if isinstance(error, RuntimeError) and not any(w in str(error) for w in words):
-            raise
-        raise EngineError(
-            "There is not enough memory for this step of the training.",
-            "Give a smaller --rows, or in the fit smaller --sequences or --anchors.",
-        ) from error
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    """bf16 where the device multiplies it itself."""
-    quick = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else cpu_bf16()
-    return torch.bfloat16 if quick else torch.float32
 
 
 def _numbers(target: Path) -> tuple[int, int, int, int]:
