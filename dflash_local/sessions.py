@@ -206,6 +206,24 @@ class SessionStore:
         session.rewrite()
         return session
 
+    def remove(self, path: Path) -> None:
+        """Delete a saved chat.
+
+        Raises:
+            SessionError: it is open, here or in another window, or cannot be deleted.
+        """
+        claim = Claim(path)
+        if not claim.take():
+            raise SessionError(
+                f"The chat {path.stem} is open.", "Start a new one, or close it in its window."
+            )
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SessionError(f"{path} cannot be deleted: {error.strerror}.") from error
+        finally:
+            claim.release()
+
     def list(self) -> list[SessionInfo]:
         """All sessions, the latest first; files that cannot be read are left out."""
         infos = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +14,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
+
+from dflash_local.errors import DflashError
 
 from .dialog import Dialog
 from .visible import visible
@@ -30,7 +32,14 @@ class Choice:
 
 
 class ChooseDialog(Dialog[str | None]):
-    """A list; returns the key of the chosen line, or None."""
+    """A list; returns the key of the chosen line, or None.
+
+    Args:
+        title: above it.
+        choices: its lines.
+        hint: below it.
+        remove: deletes what a key stands for, at the second press of Delete; raises what hinders.
+    """
 
     DEFAULT_CSS = """
     ChooseDialog { align: center middle; }
@@ -47,13 +56,25 @@ class ChooseDialog(Dialog[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Close", show=False),
         Binding("ctrl+c", "dismiss(None)", "Close", show=False),
+        Binding("delete", "remove", "Delete", show=False),
     ]
 
-    def __init__(self, title: str, choices: Sequence[Choice], *, hint: str = "") -> None:
+    def __init__(
+        self,
+        title: str,
+        choices: Sequence[Choice],
+        *,
+        hint: str = "",
+        remove: Callable[[str], None] | None = None,
+    ) -> None:
         super().__init__()
         self._title = title
         self._choices = choices
         self._hint = hint or "Enter chooses · Esc closes"
+        self._remove = remove
+        self._doomed = ""
+        """The key that the next Delete deletes."""
+        self._below = Static(Content(visible(self._hint)))
 
     def compose(self) -> ComposeResult:
         """Title, list, hint."""
@@ -64,7 +85,34 @@ class ChooseDialog(Dialog[str | None]):
         with Vertical():
             yield Static(Content(visible(self._title)))
             yield OptionList(*options)
-            yield Static(Content(visible(self._hint)))
+            yield self._below
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Another line: the first Delete no longer counts."""
+        if event.option_id != self._doomed:
+            self._doom("")
+
+    def action_remove(self) -> None:
+        """Delete what the line stands for, once it was asked for twice."""
+        options = self.query_one(OptionList)
+        if self._remove is None or options.highlighted is None:
+            return
+        option = options.get_option_at_index(options.highlighted)
+        if option.id is None or option.id != self._doomed:
+            self._doom(option.id or "")
+            return
+        try:
+            self._remove(option.id)
+        except DflashError as error:
+            self.app.notify(visible(str(error)), severity="error", markup=False)
+        else:
+            options.remove_option(option.id)
+        self._doom("")
+
+    def _doom(self, key: str) -> None:
+        self._doomed = key
+        words = "Delete again deletes it for good · Esc closes" if key else self._hint
+        self._below.update(Content(visible(words)))
 
     def on_resize(self, event: events.Resize) -> None:
         """The list takes what the words around it leave, so that the hint is always seen."""

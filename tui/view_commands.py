@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local import registry
@@ -188,7 +189,11 @@ def sessions(screen: ChatScreen, _: str) -> None:
         except DflashError as error:
             screen.tell(str(error), severity="error")
 
-    screen.app.push_screen(ChooseDialog("Saved chats", choices), chosen)
+    def remove(key: str) -> None:
+        screen.store.remove(Path(key))
+
+    hint = "Enter opens · Delete deletes · Esc closes"
+    screen.app.push_screen(ChooseDialog("Saved chats", choices, hint=hint, remove=remove), chosen)
 
 
 async def choose_model(screen: ChatScreen, argument: str) -> None:

@@ -325,6 +325,28 @@ async def test_ctrl_b_lists_the_sessions() -> None:
         assert len(turns) == 1
 
 
+async def test_delete_twice_deletes_a_saved_chat_that_is_not_open() -> None:
+    async with chat(TWO) as driver:
+        for text in ("the first chat", "the second chat", "the third chat"):
+            await driver.say(text)
+            if text != "the third chat":
+                await driver.pilot.press("ctrl+l")
+        store, mine = driver.screen.store, driver.screen.session.path
+        paths = store.newest()
+        await driver.pilot.press("ctrl+b")
+        await driver.until(lambda: isinstance(driver.app.screen, ChooseDialog))
+        await driver.pilot.press("delete", "down", "delete")
+        await driver.until(lambda: "Delete again" in driver.words())
+        assert store.newest() == paths, "once is not enough, nor once on each of two"
+        await driver.pilot.press("delete")
+        await driver.until(lambda: len(store.newest()) == 2)
+        assert "the second chat" not in driver.words()
+        assert not list(store.folder.glob(f"{paths[1].stem}.*"))
+        await driver.pilot.press("home", "delete", "delete")
+        await driver.until(lambda: driver.told(f"{mine.stem} is open"))
+        assert mine.is_file()
+
+
 async def test_a_chat_open_in_another_window_is_refused_in_one_line() -> None:
     async with chat(TWO) as driver:
         await driver.say("here")
