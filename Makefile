@@ -71,7 +71,7 @@ DEMO_TRAIN := $(KEEP_BLOCKS) $(BIN)/dflash-local train demo --answer-tokens 256 
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
 	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/first --own 6000 --rows 128 --minutes 50 $(ARGS)
-	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/second --seed 1 --own 10000 --rows 512 --minutes 60 \
+	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/second --seed 1 --own 10000 --rows 512 --minutes 40 \
 		--with $(DEMO_DRAFT)/first --init $(DEMO_DRAFT)/first/draft $(ARGS)
 	cp $(DEMO_DRAFT)/second/draft/* dflash_local/demo_draft/
 
