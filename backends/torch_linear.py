@@ -139,7 +139,7 @@ class ByteLinear:
 
     For drafts, whose rounding costs a little acceptance and never an id of the answer. The states'
     scale is one for all rows, so an input with a few huge numbers, as a target's raw states have,
-    is not for it. What is no number counts as 0: no scale holds it.
+    is not for it. States that are no numbers give no good product, but stop nothing.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -209,7 +209,7 @@ def fits_half(weight: torch.Tensor) -> bool:
 
 def _largest(weight: torch.Tensor) -> float:
     """The largest magnitude; no number where one is none."""
-    least, most = weight.aminmax()
+    least, most = weight.detach().aminmax()
     return float(torch.maximum(-least, most))
 
 

@@ -148,9 +148,9 @@ def test_the_demo_pair_as_a_new_user_meets_it(terminal: Terminal) -> None:
     terminal.until("Enter send")
     terminal.type("Write one sentence about the sea.", "Enter")
     terminal.until("first token")  # whether drafting pays is the machine's affair
-    terminal.type("Tell me a very long story about it.", "Enter")
+    terminal.type("Write a long story about a lighthouse keeper, in many chapters.", "Enter")
     terminal.until("tok/s")
-    time.sleep(1)
+    time.sleep(0.5)
     terminal.press("Escape")
     terminal.until("/continue")
     terminal.press("C-c", "C-c")
