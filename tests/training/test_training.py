@@ -253,7 +253,8 @@ def test_another_training_is_learnt_from_too(
     assert f"{len(known) + len(train)} sequences with" in card
     assert "in 2 trainings" in card
     assert "Start: an earlier draft" in card
-    assert evaluations(out)[0]["tau"] > 1.3, "it goes on where that draft stood"
+    # Eight steps from nothing would say nothing yet.
+    assert evaluations(out)[-1]["tau"] > 1.3, "it goes on where that draft stood"
     without = [a for a in argv if a not in ("--with", str(earlier))]
     assert "other trainings behind --with" in refused([*without, "--stage", "fit"], capsys)
 
