@@ -59,8 +59,9 @@ class Terminal:
         return self._run("capture-pane", "-p")
 
     def until(self, part: str) -> str:
+        """The screen once it shows these words, wherever their line breaks."""
         end = time.monotonic() + PATIENCE
-        while part not in (screen := self.screen()):
+        while part not in " ".join((screen := self.screen()).split()):
             assert time.monotonic() < end, f"no {part!r} in:\n{screen}"
             time.sleep(0.05)
         return screen
