@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from dflash_local.backend import Backend, BackendInfo, MemoryFigures
 from dflash_local.costs import Costs
-from dflash_local.errors import DflashError, EngineError, OptionError
+from dflash_local.errors import DflashError, EngineError, OptionError, explained
 from dflash_local.events import Done, Event, Resumed
 from dflash_local.lookup import Lookup
 from dflash_local.loop import generate
@@ -358,36 +358,15 @@ def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 def _unopened(error: BaseException) -> BaseException:
     """What stopped a load, in one line: a library stumbles over odd files in ways of its own."""
-    if isinstance(error, DflashError) or not isinstance(error, Exception):
+    if not isinstance(error, Exception):
         return error
-    if _ran_out(error):
-        told = EngineError(
-            "Out of memory while loading.",
-            "Use a smaller context, a smaller model or stronger quantisation.",
-        )
-    else:
-        told = EngineError(
-            f"The model cannot be loaded: {type(error).__name__}: {error}.",
-            "Pull it again; a folder of your own may hold a damaged config.json.",
-        )
-    told.__cause__ = error
-    return told
+    return explained(
+        error,
+        when=" while loading",
+        what="The model cannot be loaded",
+        next_step="Pull it again; a folder of your own may hold a damaged config.json.",
+    )
 
 
-def _ran_out(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-
-
-def _explained(error: BaseException) -> BaseException:
-    """Errors of libraries in our own words; the cause stays attached."""
-    if isinstance(error, DflashError):
-        return error
-    if _ran_out(error):
-        told = EngineError(
-            "Out of memory in mid-answer.",
-            "Use a smaller context, a smaller model or stronger quantisation.",
-        )
-    else:
-        told = EngineError(f"The engine broke off: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+def _explained(error: BaseException) -> DflashError:
+    return explained(error, when=" in mid-answer")

@@ -71,3 +71,28 @@ class ContextFull(DflashError):
 
 class EngineError(DflashError):
     """The engine broke off: a failed round, out of memory, a closed engine."""
+
+
+def explained(
+    error: BaseException, *, when: str = "", what: str = "The engine broke off", next_step: str = ""
+) -> DflashError:
+    """An error of a library in our own words; the cause stays attached.
+
+    Args:
+        error: whatever was raised; a ``DflashError`` is given back as it is.
+        when: what is said behind "Out of memory".
+        what: what is said of everything else, before the library's words.
+        next_step: likewise, behind them.
+    """
+    if isinstance(error, DflashError):
+        return error
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        told = EngineError(
+            f"Out of memory{when}.",
+            "Use a smaller context, a smaller model or stronger quantisation.",
+        )
+    else:
+        end = "." if next_step else ""
+        told = EngineError(f"{what}: {type(error).__name__}: {error}{end}", next_step)
+    told.__cause__ = error
+    return told

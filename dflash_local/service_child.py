@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from dflash_local import service_wire as wire
 from dflash_local.engine import Engine, Opened
-from dflash_local.errors import DflashError, EngineError
+from dflash_local.errors import explained
 from dflash_local.events import Event, LoadProgress, Round
 
 BACKLOG = 2000
@@ -131,7 +131,7 @@ class _Worker:
                     self._outbox.put(wire.Returned(number, value))
             except BaseException as error:  # every failure belongs to the one who asked
                 traceback.print_exc()
-                self._outbox.put(wire.Failed(number, _explained(error)))
+                self._outbox.put(wire.Failed(number, explained(error)))
 
     def _load(self, request: wire.Start) -> None:
         def progress(event: LoadProgress) -> None:
@@ -162,17 +162,6 @@ class _Worker:
                 self._running = None
                 self._unfinished.discard(ask.number)
                 self._stopped.discard(ask.number)
-
-
-def _explained(error: BaseException) -> DflashError:
-    """The error as one that a person can read."""
-    if isinstance(error, DflashError):
-        return error
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-        return EngineError(
-            "Out of memory.", "Use a smaller context, a smaller model or stronger quantisation."
-        )
-    return EngineError(f"The engine broke off: {type(error).__name__}: {error}")
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

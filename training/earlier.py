@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from dflash_local.errors import OptionError
 
+from .answers import batches
 from .files import whole
 from .prompts import key, read_prompts
 from .recipe import DataRecipe
@@ -76,7 +77,8 @@ def read_earlier(folder: Path, target: Path, recipe: DataRecipe, taps: Sequence[
             advice = "Leave it out" if name == "target" else f"Give what makes it {theirs!r} here"
             raise OptionError(f"--with {folder} {what}, not {ours!r}.", f"{advice}.")
     prompts = read_prompts(train)
-    expected = -(-len(prompts) // max(1, int(facts.get("rows") or 1)))
+    rows = max(1, int(facts.get("rows") or 1))
+    expected = batches(replace(recipe, rows=rows), len(prompts))
     if len(parts) < expected:
         raise OptionError(
             f"--with {folder} has {len(parts)} of the {expected} parts of its answers.",

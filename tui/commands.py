@@ -101,13 +101,17 @@ async def retry_here(screen: ChatScreen, _: str) -> None:
     await retry(screen, "")
 
 
+def _as_typed(text: str) -> str:
+    """A message as it is written in the prompt, where one slash begins a command."""
+    return f"/{text}" if text.startswith("/") else text
+
+
 def edit_last(screen: ChatScreen, _: str) -> None:
     """Put the last message back into the prompt; sending it answers that turn anew."""
     screen.refuse_while_generating()
     if not screen.chat.conversation.turns:
         raise OptionError("There is no answered message to edit yet.", "Send one first.")
-    text = screen.chat.conversation.turns[-1].current.user
-    screen.prompt.set_text(f"/{text}" if text.startswith("/") else text)
+    screen.prompt.set_text(_as_typed(screen.chat.conversation.turns[-1].current.user))
     screen.prompt.focus()
     screen.editing = True
     screen.keys.say("Editing: Enter answers anew, Esc leaves it as it was.")
@@ -144,7 +148,7 @@ async def undo(screen: ChatScreen, _: str) -> None:
         text = turns[-1].current.user
         screen.chat.cut(len(turns) - 1)
         await screen.transcript.show(screen.chat.conversation)
-        screen.prompt.set_text(f"/{text}" if text.startswith("/") else text)
+        screen.prompt.set_text(_as_typed(text))
     elif screen.previous is not None and os.path.exists(screen.previous.path):
         await screen.open_session(screen.store.open(screen.previous.path))
     else:

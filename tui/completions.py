@@ -33,8 +33,9 @@ class Completions(Static):
     @property
     def picked(self) -> Action | None:
         """The command that an arrow went to."""
-        shown = self.has_class("shown") and self._at is not None
-        return self._actions[self._at or 0] if shown else None
+        if self._at is None or not self.has_class("shown"):
+            return None
+        return self._actions[self._at]
 
     def show(self, typed: str) -> None:
         """Offer what ``typed`` may become."""
