@@ -66,14 +66,17 @@ DEMO_DRAFT := build/demo-draft
 # glibc gives the large blocks of every step back to the system, which clears them page by page
 # when they are asked for again: a twentieth of the time and more. So it keeps them.
 KEEP_BLOCKS := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
-DEMO_TRAIN := $(KEEP_BLOCKS) $(BIN)/dflash-local train demo --answer-tokens 256 --held-out 120 \
-	--draft-vocab 24576
+DEMO_TRAIN := $(KEEP_BLOCKS) $(BIN)/dflash-local train demo --answer-tokens 256 --held-out 120
 demo-draft: .venv/ready
 	@$(BIN)/dflash-local pull demo
-	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/first --own 6000 --rows 128 --minutes 50 $(ARGS)
+	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/first --own 6000 --rows 128 --minutes 50 \
+		--draft-vocab 24576 $(ARGS)
 	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/second --seed 1 --own 10000 --rows 512 --minutes 40 \
-		--with $(DEMO_DRAFT)/first --init $(DEMO_DRAFT)/first/draft $(ARGS)
-	cp $(DEMO_DRAFT)/second/draft/* dflash_local/demo_draft/
+		--draft-vocab 24576 --with $(DEMO_DRAFT)/first --init $(DEMO_DRAFT)/first/draft $(ARGS)
+	$(DEMO_TRAIN) --out $(DEMO_DRAFT)/third --seed 2 --own 6000 --rows 512 --minutes 50 \
+		--draft-vocab 12288 --selector --short-block 5 --short-share 0.7 \
+		--with $(DEMO_DRAFT)/first --with $(DEMO_DRAFT)/second --init $(DEMO_DRAFT)/second/draft $(ARGS)
+	cp $(DEMO_DRAFT)/third/draft/* dflash_local/demo_draft/
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

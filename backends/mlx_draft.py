@@ -23,7 +23,7 @@ from .mlx_draft2 import Convolution, Selector
 from .mlx_host import wait
 from .mlx_linear import Linear, linear
 from .mlx_probs import Drafted
-from .mlx_tree import Tree, dependent, grow, independent
+from .mlx_tree import Tree, grow, independent
 
 Rows = Callable[[mx.array], mx.array]
 Adjust = Callable[[mx.array, mx.array | None], mx.array]
@@ -166,7 +166,8 @@ class MlxDraft:
         scores = asked.advise(self.scores(states))
         if self.selector is None:
             return grow(anchor, independent(scores, count), count)
-        return grow(anchor, dependent(self.selector.lattice(scores, states, anchor)), count)
+        alone = independent(scores, self.selector.width)
+        return grow(anchor, self.selector.linked(alone, states, anchor), count)
 
     def slots(self, anchor: mx.array, count: int) -> mx.array:
         """States ``[count, hidden]`` of the slots behind ``anchor``, an id of shape ``[1]``."""
@@ -297,7 +298,7 @@ def _layer(
         return weights[f"layers.{index}.{name}.weight"]
 
     def conv(name: str) -> Convolution | None:
-        if config.v2 is None:
+        if config.v2 is None or not config.v2.conv_kernel_size:
             return None
         return Convolution(weights, f"layers.{index}.{name}", config.v2)
 

@@ -69,7 +69,8 @@ class Selector:
         self._before = weights["candidate_selector.predecessor_codebook"]
         self._after = weights["candidate_selector.successor_codebook"]
         self._projection = weights["candidate_selector.hidden_projection.weight"]
-        self._width = config.selector_top_k
+        self.width = config.selector_top_k
+        """Candidates of a slot."""
 
     def arrays(self) -> list[mx.array]:
         """The weights."""
@@ -82,11 +83,25 @@ class Selector:
         was trained on that scale. ``states`` ``[count, hidden]`` come after the final norm.
         """
         scores = scores[:, : self._after.shape[0]].astype(mx.float32)
-        candidates = best_columns(scores, min(self._width, scores.shape[1]))
+        candidates = best_columns(scores, min(self.width, scores.shape[1]))
         unary = mx.take_along_axis(scores, candidates, axis=-1)
+        return Lattice(candidates, unary[:, None] + self._pairs(candidates, states, anchor))
+
+    def linked(self, lattice: Lattice, states: mx.array, anchor: mx.array) -> Lattice:
+        """A lattice of independent slots, as log probabilities, whose steps depend on each other;
+        what the other ids have together stays theirs."""
+        unary = lattice.scores[:, :1]
+        steps = unary + self._pairs(lattice.candidates, states, anchor)
+        steps = steps - mx.logsumexp(steps, axis=-1, keepdims=True)
+        return Lattice(lattice.candidates, steps + mx.logsumexp(unary, axis=-1, keepdims=True))
+
+    def _pairs(self, candidates: mx.array, states: mx.array, anchor: mx.array) -> mx.array:
         gates = (states @ self._projection.T).astype(mx.float32)
         first = mx.broadcast_to(anchor.astype(mx.int32), (1, candidates.shape[1]))
-        predecessors = self._before[mx.concatenate([first, candidates[:-1]])].astype(mx.float32)
-        successors = self._after[candidates].astype(mx.float32)
-        pairs = (predecessors * gates[:, None]) @ successors.swapaxes(1, 2)
-        return Lattice(candidates, unary[:, None] + pairs)
+        before = mx.concatenate([first, candidates[:-1].astype(mx.int32)])
+        # The target may have more ids than the codebooks.
+        most = self._after.shape[0] - 1
+        predecessors = self._before[mx.minimum(before, most)].astype(mx.float32)
+        successors = self._after[mx.minimum(candidates, most)].astype(mx.float32)
+        pairs: mx.array = (predecessors * gates[:, None]) @ successors.swapaxes(1, 2)
+        return pairs

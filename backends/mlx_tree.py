@@ -53,12 +53,6 @@ def independent(scores: mx.array, width: int) -> Lattice:
     return Lattice(ids, mx.broadcast_to(steps, (*ids.shape, ids.shape[-1])))
 
 
-def dependent(lattice: Lattice) -> Lattice:
-    """Log probabilities of the steps of slots of which each depends on the one before."""
-    whole = mx.logsumexp(lattice.scores, axis=-1, keepdims=True)
-    return Lattice(lattice.candidates, lattice.scores - whole)
-
-
 def grow(anchor: mx.array, lattice: Lattice, count: int) -> Tree:
     """The ``count`` likeliest continuations of ``anchor`` ``[1]``, by log probabilities of steps.
 

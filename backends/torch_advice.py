@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +56,24 @@ def advise(scores: torch.Tensor, columns: torch.Tensor, odds: torch.Tensor) -> t
     return scores.scatter(-1, at, raised.to(scores.dtype))
 
 
-def join(lattice: Lattice, said: torch.Tensor, asked: Asked) -> Lattice:
+Link = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From ids ``[slots, width]`` and their log probabilities ``[slots, 1, width]`` to those of the
+steps between them, ``[slots, width, width]``."""
+
+
+def join(lattice: Lattice, said: torch.Tensor, asked: Asked, link: Link | None = None) -> Lattice:
     """The same mixture for a lattice of independent slots, whose candidates are the likeliest ids
     alone: the advised one is a candidate more.
 
     ``said`` ``[slots, 1]`` is what the draft itself gives the advised ids, as log probabilities.
+    With ``link`` each slot depends on the one before, as far as the draft itself goes.
     """
     advice = asked.ids[:, None]
-    less = torch.log1p(-asked.odds)[:, None]
-    own = (lattice.scores[:, 0] + less).masked_fill(lattice.candidates == advice, float("-inf"))
-    steps = torch.cat((own, torch.logaddexp(said + less, asked.odds.log()[:, None])), dim=-1)
+    own = lattice.scores[:, 0].masked_fill(lattice.candidates == advice, float("-inf"))
     candidates = torch.cat((lattice.candidates, advice), dim=-1)
-    return Lattice(candidates, steps[:, None].expand(-1, steps.shape[-1], -1))
+    steps = torch.cat((own, said), dim=-1)[:, None]
+    steps = steps if link is None else link(candidates, steps)
+    less = torch.log1p(-asked.odds)[:, None, None]
+    raised = torch.logaddexp(steps[..., -1:] + less, asked.odds.log()[:, None, None])
+    steps = torch.cat((steps[..., :-1] + less, raised), dim=-1)
+    return Lattice(candidates, steps.expand(-1, steps.shape[-1], -1))

@@ -46,8 +46,8 @@ class _Layer:
 
     input_norm: torch.Tensor
     qkv: Linear
-    q_norm: torch.Tensor
-    k_norm: torch.Tensor
+    qk_norm: torch.Tensor
+    """``[heads + kv_heads, head_dim]``, so that one call serves queries and keys."""
     out: Linear
     post_norm: torch.Tensor
     gate_up: Linear
@@ -58,7 +58,7 @@ class _Layer:
     @property
     def bytes(self) -> int:
         """Size of its weights."""
-        own = [self.input_norm, self.q_norm, self.k_norm, self.post_norm]
+        own = [self.input_norm, self.qk_norm, self.post_norm]
         for conv in (self.attention_conv, self.mlp_conv):
             own += [] if conv is None else conv.tensors
         products = (self.qkv, self.out, self.gate_up, self.down)
@@ -78,6 +78,7 @@ class TorchDraft:
         context: makes the cache of context K/V.
         head_rows: the head's rows ``[draft vocab, hidden]`` for a reduced vocabulary whose own
             head is not in the file; without them every id is scored.
+        states: what a block's rows are computed in beside the products; as the weights by default.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class TorchDraft:
         maker: LinearMaker = dense,
         context: ContextMaker = SlicedContext,
         head_rows: torch.Tensor | None = None,
+        states: torch.dtype | None = None,
     ) -> None:
         self.config = config
         own_rows = weights.get("embed_tokens.weight")
@@ -112,6 +114,7 @@ class TorchDraft:
         self._extra = [t for t in (own_rows, self._ids, self._columns) if t is not None]
         fc = weights["fc.weight"]
         self.device, self.dtype = fc.device, fc.dtype
+        self._states = states or fc.dtype
         self._fc = maker("draft.fc", fc)
         del fc
         self._hidden_norm = weights["hidden_norm.weight"]
@@ -119,7 +122,7 @@ class TorchDraft:
         # Every layer reads the same context states, so one product serves all their K and V.
         self._context_kv = _context_kv(weights, config, maker)
         self._layers = [_layer(weights, i, config, maker) for i in range(config.layers)]
-        self._k_norms = torch.stack([layer.k_norm for layer in self._layers])[None, :, None]
+        self._k_norms = torch.stack([layer.qk_norm[-1:] for layer in self._layers])[None]
         self._rope = RopeTable(
             torch.tensor(config.rope.inverse_frequencies(config.head_dim)),
             config.rope.attention_factor,
@@ -164,7 +167,7 @@ class TorchDraft:
             (window, causal): self.context.mask(window, causal=causal)
             for window, causal in set(kinds)
         }
-        states = self._embed(block).to(self.dtype)
+        states = self._embed(block).to(self._states)
         if self.config.input_embedding_scale != 1.0:
             states = states * self.config.input_embedding_scale
         for index, layer in enumerate(self._layers):
@@ -199,10 +202,13 @@ class TorchDraft:
         whole = scores.new_full((scores.shape[0], self.config.vocab_size), float("-inf"))
         return whole.index_copy_(1, self._ids, scores)
 
-    def lattice(self, scores: torch.Tensor, width: int, asked: Asked) -> Lattice:
-        """The ``width`` likeliest ids of every slot, and the advised one, where slots do not depend
-        on each other. The advice may be an id that the draft cannot say."""
-        best = independent(scores, width)
+    def lattice(
+        self, scores: torch.Tensor, states: torch.Tensor, width: int, asked: Asked
+    ) -> Lattice:
+        """The ``width`` likeliest ids of every slot, or as many as the selector takes, and the
+        advised one. The advice may be an id that the draft cannot say."""
+        selector = self.selector
+        best = independent(scores, width if selector is None else selector.width)
         candidates, columns = best.candidates, asked.ids
         if self._ids is not None and self._columns is not None:
             candidates, columns = self._ids[candidates], self._columns[columns]
@@ -211,7 +217,8 @@ class TorchDraft:
         top = scores.gather(-1, best.candidates[:, :1]).float()
         said = best.scores[:, 0, :1] + (advised - top)
         said = said.masked_fill(columns > most, float("-inf"))
-        return join(Lattice(candidates, best.scores), said, asked)
+        link = None if selector is None else partial(selector.steps, states, asked.anchor)
+        return join(Lattice(candidates, best.scores), said, asked, link)
 
     def _attend(
         self,
@@ -224,16 +231,13 @@ class TorchDraft:
     ) -> torch.Tensor:
         config, rows = self.config, normed.shape[0]
         heads = layer.qkv(normed).view(rows, -1, config.head_dim)
-        query, key, value = torch.split(
-            heads, [config.heads, config.kv_heads, config.kv_heads], dim=1
-        )
-        query = rotate(self._rms(query, layer.q_norm), cos, sin)
-        key = rotate(self._rms(key, layer.k_norm), cos, sin)
+        both, value = torch.split(heads, [config.heads + config.kv_heads, config.kv_heads], dim=1)
+        both = rotate(self._rms(both, layer.qk_norm), cos, sin)
+        query, key = torch.split(both, [config.heads, config.kv_heads], dim=1)
         keys, values = self.context.peek(index, key, value)
-        out = folded_attention(
-            query.transpose(0, 1)[None], keys, values, mask, config.head_dim**-0.5
-        )
-        return layer.out(out.reshape(rows, -1))
+        query = query.transpose(0, 1)[None].to(keys.dtype)
+        out = folded_attention(query, keys, values, mask, config.head_dim**-0.5)
+        return layer.out(out.reshape(rows, -1).to(normed.dtype))
 
     def _context_shape(self, capacity: int) -> ContextShape:
         config = self.config
@@ -278,14 +282,17 @@ def _layer(
         return maker(f"draft.{index}.{name}", weight, added)
 
     def conv(name: str) -> Convolution | None:
-        return None if config.v2 is None else Convolution(weights, place + name, config.v2)
+        if config.v2 is None or not config.v2.conv_kernel_size:
+            return None
+        return Convolution(weights, place + name, config.v2)
 
     heads = tuple(f"self_attn.{name}_proj" for name in "qkv")
+    counts = (("q", config.heads), ("k", config.kv_heads))
+    qk_norm = torch.cat([norm(f"self_attn.{n}_norm").expand(count, -1) for n, count in counts])
     return _Layer(
         input_norm=norm("input_layernorm"),
         qkv=product("qkv", *heads, bias=config.attention_bias),
-        q_norm=norm("self_attn.q_norm"),
-        k_norm=norm("self_attn.k_norm"),
+        qk_norm=qk_norm,
         out=product("out", "self_attn.o_proj", bias=config.attention_bias),
         post_norm=norm("post_attention_layernorm"),
         gate_up=product("gate_up", "mlp.gate_proj", "mlp.up_proj"),

@@ -73,7 +73,8 @@ class Selector:
         self._before = weights["candidate_selector.predecessor_codebook"]
         self._after = weights["candidate_selector.successor_codebook"]
         self._projection = weights["candidate_selector.hidden_projection.weight"]
-        self._width = config.selector_top_k
+        self.width = config.selector_top_k
+        """Candidates of a slot."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -87,10 +88,28 @@ class Selector:
         was trained on that scale. ``states`` ``[count, hidden]`` come after the final norm.
         """
         scores = scores[:, : self._after.shape[0]].float()
-        unary, candidates = scores.topk(min(self._width, scores.shape[1]), dim=-1)
-        gates = F.linear(states, self._projection).float()
-        first = anchor.expand(1, candidates.shape[1])
-        predecessors = self._before[torch.cat((first, candidates[:-1]))].float()
-        successors = self._after[candidates].float()
-        pairs = (predecessors * gates[:, None]) @ successors.transpose(1, 2)
-        return Lattice(candidates, unary[:, None] + pairs)
+        unary, candidates = scores.topk(min(self.width, scores.shape[1]), dim=-1)
+        return Lattice(candidates, unary[:, None] + self._pairs(candidates, states, anchor))
+
+    def steps(
+        self,
+        states: torch.Tensor,
+        anchor: torch.Tensor,
+        candidates: torch.Tensor,
+        unary: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log probabilities ``[count, width, width]`` of the steps, from those of the candidates
+        themselves, ``[count, 1, width]``; what the other ids have together stays theirs."""
+        steps = unary + self._pairs(candidates, states, anchor)
+        return steps.log_softmax(dim=-1) + unary.logsumexp(dim=-1, keepdim=True)
+
+    def _pairs(
+        self, candidates: torch.Tensor, states: torch.Tensor, anchor: torch.Tensor
+    ) -> torch.Tensor:
+        gates = F.linear(states.to(self._projection.dtype), self._projection).float()
+        before = torch.cat((anchor.expand(1, candidates.shape[1]), candidates[:-1]))
+        # The target may have more ids than the codebooks.
+        most = self._after.shape[0] - 1
+        predecessors = self._before[before.clamp(max=most)].float()
+        successors = self._after[candidates.clamp(max=most)].float()
+        return (predecessors * gates[:, None]) @ successors.transpose(1, 2)

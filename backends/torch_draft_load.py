@@ -28,11 +28,13 @@ def load_draft(
     *,
     graphs: bool = False,
     target_dir: Path | None = None,
+    light: bool = False,
 ) -> TorchDraft:
     """The draft in ``folder``, whose files were compared with ``config`` before.
 
     ``graphs`` asks for a context whose passes can be captured. ``target_dir`` is where the target's
-    files lie: of its head a reduced vocabulary needs a few rows only.
+    files lie: of its head a reduced vocabulary needs a few rows only. ``light`` says that
+    ``maker`` rounds fp32 states as they come: those in 16 bits would go to and fro at each product.
 
     Raises:
         DraftMismatch: ids of the draft lie outside the target's vocabulary or its own embedding.
@@ -48,6 +50,7 @@ def load_draft(
         own_rows(folder),
         None if offsets is None else offsets.tolist(),
     )
+    convolved = config.v2 is not None and config.v2.conv_kernel_size > 0
     config = replace(config, vocab_size=target.shape.vocab_size)
     rows = None
     if offsets is not None and "lm_head.weight" not in weights and target_dir is not None:
@@ -61,6 +64,7 @@ def load_draft(
         maker,
         DeviceContext if graphs else SlicedContext,
         None if rows is None else rows.to(target.device, dtype),
+        torch.float32 if light and not convolved else None,
     )
 
 

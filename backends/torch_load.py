@@ -193,6 +193,7 @@ def open_pair(
             drafting,
             graphs=fixed,
             target_dir=target_dir,
+            light=lightly,
         )
         return target, draft
 

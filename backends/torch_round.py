@@ -14,12 +14,12 @@ import torch
 
 from .penalty_history import PenaltyHistory
 from .torch_accept import Chooser, GreedyChooser
-from .torch_advice import Asked, advise, slots_of, unpack
+from .torch_advice import advise, slots_of, unpack
 from .torch_draft import TorchDraft
 from .torch_graphs import Graphs, Key
-from .torch_probs import Drafted, Lattice
+from .torch_probs import Drafted
 from .torch_target import Target
-from .torch_tree import Tree, dependent, descend, grow
+from .torch_tree import Tree, descend, grow
 
 _ANY_BUCKET = 0
 """For writes, which read no K/V."""
@@ -118,21 +118,14 @@ class DeviceRound:
         asked = unpack(packed)
         states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
-        if draft.selector is None:
-            ids = self._greedy.path(draft.lattice(scores, 1, asked)).ids
-        else:
-            ids = self._greedy.path(_advised_lattice(draft, scores, states, asked)).ids
+        ids = self._greedy.path(draft.lattice(scores, states, 1, asked)).ids
         return (torch.cat((asked.anchor, ids)),)
 
     def _grown(self, draft: TorchDraft, count: int, packed: torch.Tensor) -> Sequence[torch.Tensor]:
         asked = unpack(packed)
         states = draft.slots(asked.anchor, len(asked.ids))
         scores = draft.scores(states)
-        if draft.selector is None:
-            lattice = draft.lattice(scores, count, asked)
-        else:
-            lattice = dependent(_advised_lattice(draft, scores, states, asked))
-        tree = grow(asked.anchor, lattice, count)
+        tree = grow(asked.anchor, draft.lattice(scores, states, count, asked), count)
         return tree.ids, tree.parents, tree.depths, tree.sees
 
     def _descended(self, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -170,14 +163,6 @@ class DeviceRound:
     def _logits(self, block: torch.Tensor) -> Sequence[torch.Tensor]:
         logits = self._target.logits(self._target.forward(block))
         return (logits,) if self._draft is None else (logits, self._target.features())
-
-
-def _advised_lattice(
-    draft: TorchDraft, scores: torch.Tensor, states: torch.Tensor, asked: Asked
-) -> Lattice:
-    assert draft.selector is not None
-    whole = advise(draft.spread(scores), asked.ids, asked.odds)
-    return draft.selector.lattice(whole, states, asked.anchor)
 
 
 def _greedy(chooser: Chooser, history: PenaltyHistory[torch.Tensor]) -> bool:

@@ -47,11 +47,6 @@ def independent(scores: torch.Tensor, width: int) -> Lattice:
     return Lattice(ids, values[:, None].expand(-1, ids.shape[-1], -1))
 
 
-def dependent(lattice: Lattice) -> Lattice:
-    """Log probabilities of the steps of slots of which each depends on the one before."""
-    return Lattice(lattice.candidates, lattice.scores.log_softmax(dim=-1))
-
-
 def grow(anchor: torch.Tensor, lattice: Lattice, count: int) -> Tree:
     """The ``count`` likeliest continuations of ``anchor`` ``[1]``, by log probabilities of steps.
 

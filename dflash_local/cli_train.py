@@ -104,7 +104,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     number(group, "block", int, "N", "rows of a block, the anchor among them")
     number(group, "short_block", int, "N", "block of the first part")
     number(group, "short_share", float, "SHARE", "of the steps in that part")
-    group.add_argument("--v2", action="store_true", help="with DFlash 2's two modules")
+    version = group.add_mutually_exclusive_group()
+    version.add_argument("--v2", action="store_true", help="with DFlash 2's two modules")
+    version.add_argument(
+        "--selector", action="store_true", help="with DFlash 2's candidate selector alone"
+    )
     number(group, "draft_vocab", int, "N", "ids that the draft can say, the frequent ones")
     group.add_argument(
         "--init",

@@ -40,6 +40,7 @@ class DFlash2Config:
     """The two parts that DFlash 2 adds: block convolutions and the candidate selector."""
 
     conv_kernel_size: int
+    """0 where there is the selector alone."""
     conv_group_size: int
     selector_rank: int
     selector_top_k: int
@@ -355,9 +356,10 @@ def _v2(fields: _Fields) -> DFlash2Config | None:
     keyed = fields.get("selector_rank") is not None and fields.get("conv_kernel_size") is not None
     if not (named or keyed):
         return None
+    alone = fields.get("conv_kernel_size") == 0
     return DFlash2Config(
         conv_kernel_size=fields.integer("conv_kernel_size"),
-        conv_group_size=fields.integer("conv_group_size"),
+        conv_group_size=fields.integer("conv_group_size", 1 if alone else None),
         selector_rank=fields.integer("selector_rank"),
         selector_top_k=fields.integer("selector_top_k"),
     )

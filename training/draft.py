@@ -90,10 +90,10 @@ def settings(
     layer = (getattr(target, "per_layer_config", None) or [target])[0]
     heads = int(layer.num_attention_heads)
     nested: dict[str, Any] = {"target_layer_ids": list(taps), "mask_token_id": mask}
-    if fit.v2:
+    if fit.v2 or fit.selector:
         nested |= {
-            "conv_kernel_size": _CONV_KERNEL,
-            "conv_group_size": _CONV_GROUP,
+            "conv_kernel_size": _CONV_KERNEL if fit.v2 else 0,
+            "conv_group_size": _CONV_GROUP if fit.v2 else 1,
             "selector_rank": fit.selector_rank,
             "selector_top_k": min(_CANDIDATES, fit.draft_vocab or vocab),
         }

@@ -65,10 +65,12 @@ def write_card(
     trainings = f" in {1 + len(fit.others)} trainings" if fit.others else ""
     start = fit.init if fit.init in STARTS else "an earlier draft"
     version = "DFlash 2" if fit.v2 else "DFlash"
+    selector = ", a candidate selector" * fit.selector
     text = f"""# {version} draft for {target}
 
 {parameters / 1e6:.1f} M parameters: {fit.layers} layers, block {fit.block}, {data.taps} taps,
-{fit.draft_vocab or "all"} ids to say. Made by `dflash-local train` {__version__} on {machine}.
+{fit.draft_vocab or "all"} ids to say{selector}.
+Made by `dflash-local train` {__version__} on {machine}.
 
 **Data.** {sequences} sequences with {answer_tokens} answer tokens{trainings}, written by the target
 itself: greedy, but {data.sampled:.0%} of the answers at temperature {data.temperature:g}; at most

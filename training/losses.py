@@ -70,14 +70,16 @@ class SlotLoss:
         shares[:, 0] += 1 - fit.soft
         weights = weights * known[:, 0]
         best = best.masked_fill(~known, 0)
+        selector = None if network.config.v2 is None else network.candidate_selector
+        width = 1 if selector is None else min(selector.width, len(subset))
+        each, values, places = _Nearness.apply(rows, head, correction, best, shares, width)  # type: ignore[no-untyped-call]
+        chosen = places[:, 0]
         added: torch.Tensor | float = 0.0
-        if network.config.v2 is None:
-            each, chosen = _Nearness.apply(rows, head, correction, best, shares)  # type: ignore[no-untyped-call]
-        else:
-            scores = F.linear(rows, head).float() + correction
-            each = scores.logsumexp(-1) - (shares * scores.gather(-1, best)).sum(-1)
-            ids = (batch.before[valid], subset)
-            added, chosen = _selected(network, rows, scores, ids, best, weights)
+        if selector is not None:
+            values = values - correction.expand(len(subset))[places]
+            values = values + selector(batch.before[valid], subset[places], rows).float()
+            chosen = places.gather(-1, values.argmax(-1, keepdim=True))[:, 0]
+            added = _choice(values, places, best, shares, weights)
         loss = (weights * each).sum() / weights.sum().clamp(min=1e-6) + added
         right = torch.zeros_like(valid)
         right[valid] = (chosen == best[:, 0]) & known[:, 0]
@@ -98,7 +100,8 @@ class SlotLoss:
 
 
 class _Nearness(torch.autograd.Function):
-    """Cross entropy of rows ``[rows, hidden]`` against shares of their best ids, and the best ids.
+    """Cross entropy of rows ``[rows, hidden]`` against shares of their best ids, and the ``width``
+    highest scores of each.
 
     The scores ``[rows, ids]`` of all rows would be most of a step's memory traffic. So they are
     made a slice at a time, and what they say about the rows' gradient is kept instead of them.
@@ -112,50 +115,53 @@ class _Nearness(torch.autograd.Function):
         correction: torch.Tensor,
         best: torch.Tensor,
         shares: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's loss, and the column that it scores highest."""
-        slopes, each, chosen = [], [], []
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each row's loss, its highest scores, and their columns."""
+        slopes, each, highest, places = [], [], [], []
         for start in range(0, max(1, len(rows)), _ROWS_AT_ONCE):
             states, ids, wanted = (t[start : start + _ROWS_AT_ONCE] for t in (rows, best, shares))
             scores = F.linear(states.to(head.dtype), head).float().add_(correction)
-            top, column = scores.max(-1, keepdim=True)
+            most, columns = (
+                scores.max(-1, keepdim=True) if width == 1 else scores.topk(width, dim=-1)
+            )
+            top = most[:, :1]
             said = scores.gather(-1, ids)
             powers = scores.sub_(top).exp_()
             mass = powers.sum(-1, keepdim=True)
             each.append((top + mass.log())[:, 0] - (wanted * said).sum(-1))
-            chosen.append(column[:, 0])
+            highest.append(most)
+            places.append(columns)
             slope = powers.div_(mass).scatter_add_(-1, ids, -wanted)
             slopes.append(slope.to(head.dtype) @ head)
         ctx.save_for_backward(torch.cat(slopes).to(rows.dtype))
-        found = torch.cat(chosen)
-        ctx.mark_non_differentiable(found)
-        return torch.cat(each), found
+        found = torch.cat(highest), torch.cat(places)
+        ctx.mark_non_differentiable(*found)
+        return torch.cat(each), *found
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Of the rows alone; the head is frozen."""
         (slopes,) = ctx.saved_tensors
-        return slopes * grads[0][:, None], None, None, None, None
+        return slopes * grads[0][:, None], None, None, None, None, None
 
 
-def _selected(
-    network: DraftNetwork,
-    rows: torch.Tensor,
+def _choice(
     scores: torch.Tensor,
-    ids: tuple[torch.Tensor, torch.Tensor],
+    places: torch.Tensor,
     best: torch.Tensor,
+    shares: torch.Tensor,
     weights: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of the choice among each slot's candidates given the id before it, and the choice.
+) -> torch.Tensor:
+    """Loss of the choice among each slot's candidates, given the id before it.
 
-    ``ids`` are those before the slots and those that the scores stand for.
+    ``scores`` and ``places`` are ``[slots, width]``, of the candidates; ``best`` and ``shares``
+    ``[slots, best]`` what the target says. Where its best id is no candidate nothing is learnt.
     """
-    selector = network.candidate_selector
-    before, subset = ids
-    values, places = scores.topk(min(selector.width, scores.shape[-1]), dim=-1)
-    totals = values + selector(before, subset[places], rows).float()
-    hit = places == best[:, :1]
-    weights = weights * hit.any(-1)
-    logs = (totals.log_softmax(-1) * hit).sum(-1)
-    loss = -(weights * logs).sum() / weights.sum().clamp(min=1e-6)
-    return loss, places.gather(-1, totals.argmax(-1, keepdim=True))[:, 0]
+    hit = places[:, :, None] == best[:, None]
+    wanted = (hit * shares[:, None]).sum(-1)
+    wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-6)
+    weights = weights * hit[:, :, 0].any(-1)
+    each = -(wanted * scores.log_softmax(-1)).sum(-1)
+    loss: torch.Tensor = (weights * each).sum() / weights.sum().clamp(min=1e-6)
+    return loss

@@ -84,10 +84,10 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config)
         self.post_attention_layernorm = _norm(config.hidden_size, config)
         self.mlp = _FeedForward(config)
-        if config.v2 is not None:
+        self._convolved = config.v2 is not None and config.v2.conv_kernel_size > 0
+        if config.v2 is not None and self._convolved:
             self.attention_conv = _Convolution(config.hidden_size, config.v2)
             self.mlp_conv = _Convolution(config.hidden_size, config.v2)
-        self._v2 = config.v2 is not None
 
     def forward(
         self,
@@ -103,10 +103,10 @@ class _Layer(nn.Module):
             return mixed
 
         normed = self.input_layernorm(states)
-        mixed = self.attention_conv(normed, attend, rows) if self._v2 else attend(normed)
+        mixed = self.attention_conv(normed, attend, rows) if self._convolved else attend(normed)
         states = states + mixed
         normed = self.post_attention_layernorm(states)
-        mixed = self.mlp_conv(normed, self.mlp, rows) if self._v2 else self.mlp(normed)
+        mixed = self.mlp_conv(normed, self.mlp, rows) if self._convolved else self.mlp(normed)
         return states + cast(torch.Tensor, mixed)
 
 

@@ -58,8 +58,11 @@ class FitRecipe:
     short_share: float = 0.4
     """That part, as a share of the steps."""
     v2: bool = False
+    """With DFlash 2's convolutions and its candidate selector."""
+    selector: bool = False
+    """With the selector alone."""
     selector_rank: int = 32
-    """Columns of the candidate selector's codebooks, where ``v2`` is set."""
+    """Columns of the candidate selector's codebooks, where there is one."""
     draft_vocab: int | None = None
     """Ids that the draft can say, the most frequent ones of the answers; None is all of them."""
     others: tuple[str, ...] = ()

@@ -216,6 +216,7 @@ class Training:
         network, raw = draft.start(recipe, raw, teacher, positions)
         free = ("rate", "clip", "save_seconds", "eval_tokens")
         begun = {k: v for k, v in asdict(recipe).items() if k not in free}
+        begun["selector"] = recipe.selector or None
         begun["others"] = [other.digest for other in self._earlier] or None
         hold(folder / "recipe.json", begun)
         autocast = self._dtype if self._dtype != torch.float32 else None

@@ -13,7 +13,7 @@ import pytest
 from dflash_local.events import Round
 from dflash_local.lookup import Found
 from dflash_local.sampling import SamplingParams
-from tests.support.draft_files import speculators_pair, v2_pair
+from tests.support.draft_files import selector_pair, speculators_pair, v2_pair
 from tests.support.driving import PROMPT, done, one_round, plain, run
 from tests.support.kits import Array, Kit, Options, all_kits
 from tests.support.tiny import loop_pair
@@ -30,7 +30,9 @@ def reduced_pair(folder: Path) -> tuple[Path, Path]:
 
 every_kit = pytest.mark.parametrize("kit", all_kits(), ids=lambda kit: kit.name)
 every_draft = pytest.mark.parametrize(
-    "make", [loop_pair, v2_pair, reduced_pair], ids=["v1", "v2", "reduced"]
+    "make",
+    [loop_pair, v2_pair, selector_pair, reduced_pair],
+    ids=["v1", "v2", "selector", "reduced"],
 )
 
 

@@ -14,7 +14,7 @@ from dflash_local.backend import Verdict
 from dflash_local.draft_config import DraftConfig, parse_draft_config
 from dflash_local.errors import DraftMismatch, WeightsError
 from dflash_local.sampling import SamplingParams
-from tests.support.draft_files import V2, Tensors, edit, speculators_pair, v2_pair
+from tests.support.draft_files import V2, Tensors, edit, selector_pair, speculators_pair, v2_pair
 from tests.support.driving import PROMPT, done, one_round, plain, run
 from tests.support.kits import DATA, Options
 from tests.support.sampling_kits import SamplingKit, sampling_kits
@@ -52,6 +52,7 @@ def layouts(folder: Path) -> dict[str, Pair]:
     """One pair per layout."""
     return {
         "z lab 2": v2_pair(folder / "a"),
+        "a selector alone": selector_pair(folder / "f"),
         "speculators 1": speculators_pair(folder / "b"),
         "speculators 2": speculators_pair(folder / "c", version=2),
         "speculators 1, reduced": speculators_pair(folder / "d", kept=KEPT),

@@ -95,6 +95,13 @@ def test_the_identity_convolution_is_version_1(kit: SamplingKit) -> None:
     block = [int(i) for i in given["block_call1"][0]]
     close(convolved.hidden(block), plain.hidden(block))
     close(convolved.logits(block[0], 3), plain.logits(block[0], 3))
+    raw = json.loads((FOLDER / "config.json").read_text())
+    raw["dflash_config"]["conv_kernel_size"] = 0
+    alone = opened(
+        kit, parse_draft_config(raw), {n: t for n, t in tensors.items() if "conv" not in n}
+    )
+    alone.append(given["ctx_call1"][0])
+    close(alone.lattice(block[0], 3).scores, convolved.lattice(block[0], 3).scores)
     changed = opened(kit, config(), weights())
     changed.append(given["ctx_call1"][0])
     assert np.abs(changed.hidden(block) - plain.hidden(block)).max() > 0.1

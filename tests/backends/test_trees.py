@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.sampling import SamplingParams
-from tests.support.draft_files import v2_pair
+from tests.support.draft_files import selector_pair, v2_pair
 from tests.support.driving import PROMPT, done, one_round, plain, run
 from tests.support.kits import Kit, Options, all_kits, model_kits
 from tests.support.tiny import loop_pair
@@ -98,7 +98,8 @@ def test_the_likeliest_continuations_are_drafted(
     if chained:
         ids = np.stack([draws.permutation(20)[:width] for _ in range(slots)]).astype(np.int32)
         steps = 2 * draws.standard_normal((slots, width, width)).astype(np.float32)
-        lattice = library.dependent(library.lattice(ids, steps))
+        steps -= np.log(np.exp(steps).sum(-1, keepdims=True))
+        lattice = library.lattice(ids, steps)
     else:
         scores = 2 * draws.standard_normal((slots, 20)).astype(np.float32)
         lattice = library.independent(library.array(scores), width)
@@ -172,7 +173,7 @@ def test_the_target_goes_down_its_own_ids(library: Library, count: int, seed: in
 
 
 @every_kit
-@pytest.mark.parametrize("make", [loop_pair, v2_pair], ids=["v1", "v2"])
+@pytest.mark.parametrize("make", [loop_pair, v2_pair, selector_pair], ids=["v1", "v2", "selector"])
 @pytest.mark.parametrize("kv_bits", [None, 8])
 def test_trees_change_no_id(kit: Kit, make: Any, kv_bits: int | None, tmp_path: Path) -> None:
     target, draft = make(tmp_path)

@@ -48,6 +48,14 @@ def v2_pair(folder: Path, **added: Any) -> tuple[Path, Path]:
     return target, draft
 
 
+def selector_pair(folder: Path) -> tuple[Path, Path]:
+    """The same with a selector and no convolutions."""
+    target, draft = v2_pair(folder, conv_kernel_size=0)
+    path = draft / "model.safetensors"
+    save_file({name: t for name, t in load_file(path).items() if "_conv." not in name}, path)
+    return target, draft
+
+
 def edit(draft: Path, top: dict[str, Any], nested: dict[str, Any]) -> None:
     """Set keys of a config, and of a draft's nested block."""
     config = json.loads((draft / "config.json").read_text())

@@ -35,12 +35,14 @@ def test_the_mask_is_an_id_that_no_text_has() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("v2", [False, True])
-def test_every_family_gets_a_draft_that_fits_it(family: str, v2: bool, tmp_path: Path) -> None:
-    kind, own = FAMILIES[family]
-    save_target(tmp_path, kind, **own)
+@pytest.mark.parametrize("kind", [{}, {"v2": True}, {"selector": True}], ids=str)
+def test_every_family_gets_a_draft_that_fits_it(
+    family: str, kind: dict[str, bool], tmp_path: Path
+) -> None:
+    model, own = FAMILIES[family]
+    save_target(tmp_path, model, **own)
     teacher = Teacher(tmp_path, (0, 2), torch.device("cpu"), torch.float32)
-    fit = FitRecipe(layers=2, v2=v2)
+    fit = FitRecipe(layers=2, **kind)
     raw = settings(teacher.config, fit, teacher.taps, 5, 512)
     config = parse_draft_config(raw)
     config.check_target(hidden_size=64, layers=3, embedding_rows=128)

@@ -12,8 +12,9 @@ from dflash_local.training.losses import _ROWS_AT_ONCE, _Nearness  # noqa: E402
 from dflash_local.training.network import _attend, _visible  # noqa: E402
 
 
+@pytest.mark.parametrize("width", [1, 5])
 @pytest.mark.parametrize("rows", [0, 1, _ROWS_AT_ONCE, 2 * _ROWS_AT_ONCE + 3])
-def test_slices_give_the_cross_entropy_and_its_gradient(rows: int) -> None:
+def test_slices_give_the_cross_entropy_and_its_gradient(rows: int, width: int) -> None:
     torch.manual_seed(0)
     states = torch.randn(rows, 32, requires_grad=True)
     head, correction = torch.randn(100, 32), torch.randn(100)
@@ -26,11 +27,13 @@ def test_slices_give_the_cross_entropy_and_its_gradient(rows: int) -> None:
     scores = states @ head.T + correction
     (weights * losses(scores)).sum().backward()
     expected, states.grad = states.grad, None
-    each, chosen = _Nearness.apply(states, head, correction, best, shares)
+    each, values, places = _Nearness.apply(states, head, correction, best, shares, width)
     (weights * each).sum().backward()
     torch.testing.assert_close(each, losses(scores))
     torch.testing.assert_close(states.grad, expected, atol=1e-5, rtol=1e-4)
-    assert chosen.equal(scores.argmax(-1))
+    highest = scores.detach().topk(width, dim=-1)
+    torch.testing.assert_close(values, highest.values)
+    assert places.equal(highest.indices)
 
 
 def test_both_ways_of_attention_are_the_same() -> None:

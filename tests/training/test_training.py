@@ -52,7 +52,7 @@ def evaluations(out: Path) -> list[dict[str, float]]:
 MANNERS: list[tuple[str, ...]] = [
     (),
     ("--v2", "--draft-vocab", "80"),
-    ("--features", "recompute", "--init", "random", "--draft-vocab", "60"),
+    ("--features", "recompute", "--init", "random", "--selector", "--draft-vocab", "60"),
 ]
 
 
