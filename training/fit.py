@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,6 +30,10 @@ _TIMED = 8
 """Steps after which a run that is given minutes knows how many steps they hold."""
 
 _SMOOTH = 0.95
+
+_CODEBOOK_DECAY = 0.5
+"""Weight decay of a selector's codebooks. A row of theirs learns from the few places where its id
+stands, at Adam's full rate: a pair that came by once would be believed like a habit."""
 
 
 class Fit:
@@ -58,14 +61,13 @@ class Fit:
         self._device, self._autocast = teacher.device, autocast
         self._path = folder / "checkpoint.safetensors"
         self.network = network.to(self._device).train()
-        matrices = [p for p in network.parameters() if p.dim() >= 2]
-        others = [p for p in network.parameters() if p.dim() < 2]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": recipe.decay},
-            {"params": others},
-        ]
+        groups: dict[float, list[torch.nn.Parameter]] = {}
+        for name, parameter in network.named_parameters():
+            decay = 0.0 if parameter.dim() < 2 else recipe.decay
+            decay = _CODEBOOK_DECAY if name.endswith("codebook") else decay
+            groups.setdefault(decay, []).append(parameter)
         self._optimizer = torch.optim.AdamW(
-            groups,
+            [{"params": params, "weight_decay": decay} for decay, params in groups.items()],
             lr=recipe.rate,
             betas=(0.9, 0.95),
             weight_decay=0.0,
