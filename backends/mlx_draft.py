@@ -298,9 +298,8 @@ def _layer(
         return weights[f"layers.{index}.{name}.weight"]
 
     def conv(name: str) -> Convolution | None:
-        if config.v2 is None or not config.v2.conv_kernel_size:
-            return None
-        return Convolution(weights, f"layers.{index}.{name}", config.v2)
+        numbers = config.convolutions
+        return None if numbers is None else Convolution(weights, f"layers.{index}.{name}", numbers)
 
     return _Layer(
         input_norm=norm("input_layernorm"),

@@ -282,9 +282,8 @@ def _layer(
         return maker(f"draft.{index}.{name}", weight, added)
 
     def conv(name: str) -> Convolution | None:
-        if config.v2 is None or not config.v2.conv_kernel_size:
-            return None
-        return Convolution(weights, place + name, config.v2)
+        numbers = config.convolutions
+        return None if numbers is None else Convolution(weights, place + name, numbers)
 
     heads = tuple(f"self_attn.{name}_proj" for name in "qkv")
     counts = (("q", config.heads), ("k", config.kv_heads))

@@ -50,7 +50,6 @@ def load_draft(
         own_rows(folder),
         None if offsets is None else offsets.tolist(),
     )
-    convolved = config.v2 is not None and config.v2.conv_kernel_size > 0
     config = replace(config, vocab_size=target.shape.vocab_size)
     rows = None
     if offsets is not None and "lm_head.weight" not in weights and target_dir is not None:
@@ -64,7 +63,7 @@ def load_draft(
         maker,
         DeviceContext if graphs else SlicedContext,
         None if rows is None else rows.to(target.device, dtype),
-        torch.float32 if light and not convolved else None,
+        torch.float32 if light and config.convolutions is None else None,
     )
 
 

@@ -94,6 +94,11 @@ class DraftConfig:
         bounded = [window for window in self.windows if window is not None]
         return max(bounded) - 1 if len(bounded) == self.layers else None
 
+    @property
+    def convolutions(self) -> DFlash2Config | None:
+        """The numbers of the block convolutions; None where there are none."""
+        return self.v2 if self.v2 is not None and self.v2.conv_kernel_size else None
+
     def limited(self, window: int | None) -> DraftConfig:
         """The same draft whose layers see at most ``window`` rows, itself included.
 

@@ -246,8 +246,8 @@ def draft_shapes(config: DraftConfig) -> Shapes:
                 "self_attn.v_proj.bias": (narrow,),
                 "self_attn.o_proj.bias": (hidden,),
             }
-        if config.v2 is not None and config.v2.conv_kernel_size:
-            kernel, groups = config.v2.conv_kernel_size, hidden // config.v2.conv_group_size
+        if (convolutions := config.convolutions) is not None:
+            kernel, groups = convolutions.conv_kernel_size, hidden // convolutions.conv_group_size
             for conv in ("attention_conv", "mlp_conv"):
                 layer[f"{conv}.base_kernel"] = (2, kernel, hidden)
                 layer[f"{conv}.kernel_projection.weight"] = (2 * kernel * groups, hidden)

@@ -84,10 +84,11 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config)
         self.post_attention_layernorm = _norm(config.hidden_size, config)
         self.mlp = _FeedForward(config)
-        self._convolved = config.v2 is not None and config.v2.conv_kernel_size > 0
-        if config.v2 is not None and self._convolved:
-            self.attention_conv = _Convolution(config.hidden_size, config.v2)
-            self.mlp_conv = _Convolution(config.hidden_size, config.v2)
+        convolutions = config.convolutions
+        self._convolved = convolutions is not None
+        if convolutions is not None:
+            self.attention_conv = _Convolution(config.hidden_size, convolutions)
+            self.mlp_conv = _Convolution(config.hidden_size, convolutions)
 
     def forward(
         self,
