@@ -16,6 +16,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from dflash_local.memory_need import SCORES_AT_ONCE
 
+from .torch_paired_attention import paired_attention, spelled_out
+
 NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
 
 
@@ -28,9 +30,11 @@ def folded_attention(
 ) -> torch.Tensor:
     """Attention of ``[1, heads, rows, dim]`` queries over ``[1, kv_heads, length, dim]`` K/V.
 
-    ``mask`` is additive, ``[groups * rows, length]`` (see ``additive_mask``), or None where every
-    row sees everything. Returns ``[1, rows, heads, dim]``.
+    K/V may lie as ``PairedRows`` has them. ``mask`` is additive, ``[groups * rows, length]`` (see
+    ``additive_mask``), or None where every row sees everything. Returns ``[1, rows, heads, dim]``.
     """
+    if _paired(key):
+        return paired_attention(query, key, value, mask, scale)
     _, heads, rows, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -53,6 +57,10 @@ def folded_attention(
 
     out = _in_parts(attend, folded[0], value[0])
     return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
+
+
+def _paired(key: torch.Tensor) -> bool:
+    return key.dim() > 4
 
 
 def _in_parts(
@@ -147,6 +155,8 @@ def spelled_attention(
 
     ``sinks`` ``[heads]`` are scores of a column without a value; ``softcap`` bounds the scores.
     """
+    if _paired(key):
+        key, value = spelled_out(key, value)
     _, heads, rows, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads

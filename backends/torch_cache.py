@@ -10,8 +10,9 @@ import torch
 from dflash_local.branches import in_place
 
 from .torch_attention import additive_mask, column_step
-from .torch_kv_rows import DenseRows, KvMaker, KvRows, PlainRows
+from .torch_kv_rows import KvMaker, KvRows, PlainRows
 from .torch_masks import band_visible, tree_visible
+from .torch_paired_rows import PairedRows, fits
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
 
@@ -169,12 +170,13 @@ class SlicedCache:
         self._stored = tuple(layer.stored for layer in layers)
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
-        self._room = {window: buffer_rows(window, capacity) for window in self.windows}
         self._step = column_step(dtype, device)
+        capacity = -(-capacity // self._step) * self._step
+        self._room = {window: buffer_rows(window, capacity) for window in self.windows}
         self._held = dict.fromkeys(self.windows, 0)
         """Per window, how many rows from the front of the buffers may be read."""
         self._layers = [
-            (DenseRows if rows is PlainRows and self._dense(layer.window) else rows)(
+            (PairedRows if rows is PlainRows and self._pairs(layer) else rows)(
                 (1, layer.kv_heads, self._room[layer.window] * layer.stored, layer.head_dim),
                 dtype,
                 device,
@@ -259,8 +261,7 @@ class SlicedCache:
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            most = 0 if self._step == 1 else 2 * self._coarse(longest)
-            visible = band_visible(rows, longest, most, window, self._device)
+            visible = band_visible(rows, longest, self._step, window, self._device)
             band = self._bands[key] = self._additive(visible, groups)
         return band[:, longest - past : longest + rows + spare]
 
@@ -350,31 +351,22 @@ class SlicedCache:
         own = enumerate(self.windows)
         return [self._layers[i] for i, w in own if w == window and self._stored[i]]
 
-    def _dense(self, window: int | None) -> bool:
-        """Whether all rows that are held are read."""
-        return self._step > 1 and window is None
-
-    def _coarse(self, columns: int) -> int:
-        """The step in which dense rows grow, a sixteenth at least, as all move each time."""
-        return max(self._step, 1 << max(0, columns.bit_length() - 4))
+    def _pairs(self, layer: LayerRows) -> bool:
+        """Whether all rows from the first on are read, where K/V in pairs are quickest."""
+        return layer.window is None and fits(layer.head_dim, self._dtype, self._device)
 
     def _spare(self, window: int | None) -> int:
         """Columns behind the rows begun that are read with them and masked."""
         if self._step == 1:
             return 0
         end = self._length + self._rows - self._base[window]
-        if self._dense(window):
-            return self._held[window] - end
         return min(-(self._past(window) + self._rows) % self._step, self._room[window] - end)
 
     def _hold(self, window: int | None) -> None:
-        """What is masked is multiplied all the same, so it must be a number; and what is read
-        whole is cheapest where it is no longer than it must be."""
+        """What is masked is multiplied all the same, so it must be a number."""
         start, held = self._length - self._base[window], self._held[window]
-        columns = self._past(window) + self._rows
-        step = self._coarse(columns) if self._dense(window) else self._step
-        needed = min(start + self._rows + -columns % step, self._room[window])
-        if held < needed or (self._dense(window) and held > needed + step):
+        needed = start + self._rows + self._spare(window)
+        if held < needed:
             for layer in self._layers_of(window):
                 layer.hold(needed, min(start, held))
             self._held[window] = needed

@@ -13,9 +13,11 @@ from typing import Protocol
 
 import torch
 
-from .torch_attention import additive_mask, column_step, empty_keys
+from .torch_attention import additive_mask, column_step
 from .torch_cache import REACH, SLICE
+from .torch_kv_rows import PlainRows
 from .torch_masks import visible_columns
+from .torch_paired_rows import PairedRows, fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,12 @@ class _Group:
         self.layers = list(layers)
         self.base = 0
         """Position of the first row."""
-        whole = shape.capacity + shape.block
-        self.room = whole if window is None else min(whole, window - 1 + REACH + SLICE)
-        places = (len(layers), 1, shape.kv_heads, self.room, shape.head_dim)
-        self.keys = empty_keys(places, dtype, device)
-        self.values = torch.empty(places, dtype=dtype, device=device)
         self._step = column_step(dtype, device)
+        whole = -(-(shape.capacity + shape.block) // self._step) * self._step
+        self.room = whole if window is None else min(whole, window - 1 + REACH + SLICE)
+        maker = PairedRows if window is None and fits(shape.head_dim, dtype, device) else PlainRows
+        size = (1, shape.kv_heads, self.room, shape.head_dim)
+        self.rows = [maker(size, dtype, device, cleared=False) for _ in layers]
         self._clean = 0
         """Rows from the front that may be read."""
 
@@ -138,15 +140,14 @@ class _Group:
         """Move the rows that still matter to the front when the end is reached."""
         if self.window is not None and length + rows - self.base > self.room:
             first = max(self.base, length - (self.window - 1) - REACH)
-            for buffer in (self.keys, self.values):
-                moved = buffer[..., first - self.base : length - self.base, :].clone()
-                buffer[..., : length - first, :] = moved
+            for own in self.rows:
+                own.move(first - self.base, length - self.base)
             self.base = first
         end = length + rows - self.base + self.spare(length, rows)
         if self._step > 1 and end > self._clean:
             # What is masked is multiplied all the same, so it must be a number.
-            for buffer in (self.keys, self.values):
-                buffer[..., self._clean : end, :] = 0
+            for own in self.rows:
+                own.hold(end, self._clean)
             self._clean = end
 
 
@@ -167,15 +168,15 @@ class SlicedContext:
             for window, layers in shape.layers_by_window.items()
         ]
         self._places = {
-            layer: (group, index)
+            layer: (group, rows)
             for group in self._groups
-            for index, layer in enumerate(group.layers)
+            for layer, rows in zip(group.layers, group.rows, strict=True)
         }
 
     @property
     def bytes(self) -> int:
         """Size of the buffers."""
-        return sum(2 * g.values.numel() * g.values.element_size() for g in self._groups)
+        return sum(rows.bytes for group in self._groups for rows in group.rows)
 
     def bucket_for(self, rows: int) -> None:
         """Shapes follow the length."""
@@ -191,25 +192,19 @@ class SlicedContext:
         return table[self.length : self.length + self._rows]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """One assignment per window and kind."""
-        for group in self._groups:
-            start = self.length - group.base
-            for buffer, rows in ((group.keys, keys), (group.values, values)):
-                own = rows if len(self._groups) == 1 else rows[:, group.layers]
-                buffer[:, 0, :, start : start + self._rows] = own.permute(1, 2, 0, 3)
+        """Layer by layer."""
+        for layer, (key, value) in enumerate(zip(keys.unbind(1), values.unbind(1), strict=True)):
+            self._write(layer, key, value)
 
     def peek(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Views from the oldest visible row to the block's last."""
-        group, index = self._places[layer]
-        start = self.length - group.base
-        first, end = group.first_visible(self.length) - group.base, start + self._rows
-        keys, values = group.keys[index], group.values[index]
-        keys[0, :, start:end] = key.transpose(0, 1)
-        values[0, :, start:end] = value.transpose(0, 1)
-        seen = slice(first, end + group.spare(self.length, self._rows))
-        return keys[:, :, seen], values[:, :, seen]
+        self._write(layer, key, value)
+        group, rows = self._places[layer]
+        first, end = group.first_visible(self.length), self.length + self._rows
+        end += group.spare(self.length, self._rows)
+        return rows.read(slice(first - group.base, end - group.base))
 
     def mask(self, window: int | None, *, causal: bool) -> torch.Tensor | None:
         """None also while a window holds everything."""
@@ -234,7 +229,15 @@ class SlicedContext:
             group.crop(self.length)
 
     def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views."""
-        group, index = self._places[layer]
-        rows = slice(0, self.length - group.base)
-        return group.keys[index, 0, :, rows], group.values[index, 0, :, rows]
+        """Views, or copies of what lies otherwise."""
+        group, rows = self._places[layer]
+        count = self.length - group.base
+        keys, values = rows.taken(slice(0, count))
+        return keys[0], values[0]
+
+    def _write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Rows ``[rows, kv_heads, head_dim]`` of one layer, behind the context."""
+        group, rows = self._places[layer]
+        start = self.length - group.base
+        key, value = (new.transpose(0, 1)[None].to(self._dtype) for new in (key, value))
+        rows.write(slice(start, start + self._rows), key, value)

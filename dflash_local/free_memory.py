@@ -89,6 +89,11 @@ def cpu_bf16() -> bool:
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
+def cpu_pairs() -> bool:
+    """Whether vectors of bf16 are multiplied in pairs, on Linux, which says so."""
+    return "avx512_bf16" in _cpu_flags()
+
+
 def cpu_packs() -> tuple[str, ...]:
     """The types that the library of CPU kernels takes here.
 

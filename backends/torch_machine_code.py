@@ -1,0 +1,240 @@
+"""Loops that no library has, as machine code: LLVM makes it while the program runs.
+
+A piece of code gets one array of 64-bit numbers, addresses among them. Vectors are 512 bits: 16
+numbers in fp32, 16 pairs in bf16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_local.free_memory import cpu_pairs
+
+try:
+    import llvmlite.binding as llvm
+    from llvmlite import ir
+except ImportError:  # where LLVM has no wheel, torch's own operators do the work
+    llvm = ir = None
+
+LANES = 16
+
+
+class Code:
+    """A piece of code on its way; ``build`` is LLVM's builder, values are LLVM's too.
+
+    Args:
+        names: what the numbers are called, in their order.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.module = ir.Module()
+        self.whole, self.half = ir.IntType(64), ir.IntType(16)
+        self.pair, self.number = ir.IntType(32), ir.FloatType()
+        self.pairs, self.numbers, self.halves = (
+            ir.VectorType(kind, LANES) for kind in (self.pair, self.number, self.half)
+        )
+        self._address = ir.PointerType()
+        kind = ir.FunctionType(ir.VoidType(), [self._address])
+        function = ir.Function(self.module, kind, "run")
+        self._front = ir.IRBuilder(function.append_basic_block())
+        """Where variables are made, once, however often their place is passed."""
+        self._body = function.append_basic_block()
+        self.build = ir.IRBuilder(self._body)
+        self._given = {
+            name: self.load(self.place(function.args[0], index, self.whole), self.whole)
+            for index, name in enumerate(names)
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        """A number that the code was called with."""
+        return self._given[name]
+
+    def address(self, name: str) -> Any:
+        """A number that is an address."""
+        return self.build.inttoptr(self._given[name], self._address)
+
+    def finish(self) -> str:
+        """The text for LLVM."""
+        self.build.ret_void()
+        self._front.branch(self._body)
+        return str(self.module)
+
+    # Numbers.
+
+    def count(self, value: int) -> Any:
+        """A 64-bit constant."""
+        return self.whole(value)
+
+    def all(self, kind: Any, value: float) -> Any:
+        """A vector of one constant."""
+        return ir.Constant(kind, [value] * LANES)
+
+    def spread(self, value: Any) -> Any:
+        """A vector of one value."""
+        kind = ir.VectorType(value.type, LANES)
+        nothing = ir.Constant(kind, ir.Undefined)
+        first = self.build.insert_element(nothing, value, self.pair(0))
+        return self.build.shuffle_vector(first, nothing, self.all(self.pairs, 0))
+
+    def least(self, one: Any, other: Any) -> Any:
+        """The smaller of two whole numbers."""
+        return self.build.select(self.build.icmp_signed("<", one, other), one, other)
+
+    def widened(self, halves: Any) -> Any:
+        """From bf16 to fp32."""
+        shifted = self.build.shl(self.build.zext(halves, self.pairs), self.all(self.pairs, 16))
+        return self.build.bitcast(shifted, self.numbers)
+
+    def rounded(self, numbers: Any) -> Any:
+        """From fp32 to the nearest bf16, of two as near to the even one."""
+        return self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", self.halves, numbers)
+
+    def scaled(self, numbers: Any, powers: Any) -> Any:
+        """Numbers times 2 to whole powers."""
+        every, nearest = self.half(-1), self.pair(4)
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        return self.call(name, self.numbers, numbers, powers, numbers, every, nearest)
+
+    def call(self, name: str, result: Any, *given: Any) -> Any:
+        """One of LLVM's own functions."""
+        function = self.module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(result, [value.type for value in given])
+            function = ir.Function(self.module, kind, name)
+        return self.build.call(function, given)
+
+    def add_pairs(self, total: Any, one: Any, other: Any) -> Any:
+        """``total`` and the products of both numbers of every pair of bf16."""
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.numbers, total, one, other)
+
+    # Memory.
+
+    def place(self, address: Any, index: Any, kind: Any) -> Any:
+        """The address of an element of that kind."""
+        at = self.count(index) if isinstance(index, int) else index
+        return self.build.gep(address, [at], source_etype=kind)
+
+    def load(self, address: Any, kind: Any) -> Any:
+        """What lies there; it need not be aligned beyond its elements."""
+        return self.build.load(address, typ=kind, align=self._alignment(kind))
+
+    def store(self, value: Any, address: Any) -> None:
+        """Put it there; the same of the alignment."""
+        self.build.store(value, address, align=self._alignment(value.type))
+
+    def _alignment(self, kind: Any) -> int:
+        element = getattr(kind, "element", kind)
+        return 4 if element == self.number else element.width // 8
+
+    def fetch(self, address: Any) -> None:
+        """Ask for a cache line that will be read; the address need not be one."""
+        read, near, data = self.pair(0), self.pair(3), self.pair(1)
+        self.call("llvm.prefetch.p0", ir.VoidType(), address, read, near, data)
+
+    def room(self, kind: Any, count: int) -> Any:
+        """Memory for so many, until the code returns."""
+        return self._front.alloca(kind, self.pair(count))
+
+    def variable(self, value: Any) -> Variable:
+        """What changes in a loop."""
+        return Variable(self, value)
+
+    def thread(self) -> Any:
+        """Which of the team this is, from 0."""
+        address = ctypes.cast(_team().omp_get_thread_num, ctypes.c_void_p).value
+        kind = ir.FunctionType(self.pair, [])
+        function = self.build.inttoptr(self.count(address), kind.as_pointer())
+        return self.build.zext(self.build.call(function, []), self.whole)
+
+    @contextmanager
+    def each(self, start: Any, stop: Any, step: Any) -> Iterator[Any]:
+        """A loop over whole numbers from ``start`` to before ``stop``."""
+        build = self.build
+        index = self.variable(start)
+        head, body, end = (build.append_basic_block() for _ in range(3))
+        build.branch(head)
+        build.position_at_end(head)
+        now = index.value
+        build.cbranch(build.icmp_signed("<", now, stop), body, end)
+        build.position_at_end(body)
+        yield now
+        index.value = build.add(now, step)
+        build.branch(head)
+        build.position_at_end(end)
+
+
+class Variable:
+    """A value that changes, in a register once LLVM has seen it."""
+
+    def __init__(self, code: Code, value: Any) -> None:
+        self._code, self._kind = code, value.type
+        self._place = code.room(value.type, 1)
+        self.value = value
+
+    @property
+    def value(self) -> Any:
+        """As it is here."""
+        return self._code.load(self._place, self._kind)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._code.store(value, self._place)
+
+
+class Entry:
+    """Compiled code, called with its numbers."""
+
+    def __init__(self, code: Code) -> None:
+        target = _machine()
+        module = llvm.parse_assembly(code.finish())
+        module.triple, module.data_layout = target.triple, str(target.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        passes = llvm.create_pass_builder(target, options)
+        passes.getModulePassManager().run(module, passes)
+        self._engine = llvm.create_mcjit_compiler(module, target)
+        self._engine.finalize_object()
+        self._address = self._engine.get_function_address("run")
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._address)
+
+    def __call__(self, *numbers: int, threads: int = 1) -> None:
+        """Run it, on several of torch's own threads at once where the code shares its work."""
+        given = struct.pack(f"{len(numbers)}q", *numbers)
+        if threads == 1:
+            self._run(given)
+        else:
+            _team().GOMP_parallel(self._address, given, threads, 0)
+
+
+@cache
+def has_machine_code() -> bool:
+    """Whether this machine runs such code and gains by it: Linux, on a CPU with AVX512's bf16."""
+    return llvm is not None and cpu_pairs() and _team() is not None
+
+
+@cache
+def _team() -> Any:
+    """OpenMP as torch has loaded it, for the threads that torch has; None where it is another's."""
+    try:
+        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libgomp.so.1"))
+    except OSError:
+        return None
+    found.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
+    found.GOMP_parallel.restype = None
+    return found
+
+
+def _machine() -> Any:
+    """What this CPU can do."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
