@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import transformers
 
 from dflash_local.backend import BackendInfo
-from dflash_local.draft_config import read_draft_config
+from dflash_local.draft_config import DraftConfig, read_draft_config
 from dflash_local.errors import OptionError
 from dflash_local.events import LoadProgress
 from dflash_local.free_memory import cpu_threads
@@ -29,9 +30,11 @@ from .torch_lean import LeanTarget
 from .torch_linear import dense, half, has_byte_products, has_half_products, light
 from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
+from .torch_paired_attention import prepare
+from .torch_paired_rows import fits
 from .torch_prequant import is_prequantised
 from .torch_quant import Quantiser, scheme_of_bits
-from .torch_target import Target
+from .torch_target import Target, TargetShape
 
 DEFAULT_CONTEXT = 8192
 
@@ -198,7 +201,10 @@ def open_pair(
         return target, draft
 
     with memory_errors(f"{target_dir.name} does not fit into the memory of {device}.", device):
-        target, draft = load()
+        with ThreadPoolExecutor(1) as meanwhile:
+            compiled = meanwhile.submit(_compile, shape, draft_config, dtype, device)
+            target, draft = load()
+        fused = compiled.result()
     info = BackendInfo(
         backend="torch",
         target=target_dir.name,
@@ -219,6 +225,7 @@ def open_pair(
             options,
             halved=halved,
             lightly=lightly and draft_dir is not None,
+            fused=fused and options.kv_bits != 8,
         ),
     )
     backend = TorchBackend(info, target, draft, runner)
@@ -242,6 +249,21 @@ def _first_rounds(backend: TorchBackend) -> None:
             backend.verify(backend.propose(0, count))
             backend.commit(1)
     backend.rewind(0)
+
+
+def _compile(
+    shape: TargetShape, draft: DraftConfig | None, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Make the code of attention that rounds will run, where there is such; whether the target has
+    some."""
+    rows = 2 * draft.block_size if draft is not None else 1  # a tree has so many
+    sizes = {(s.groups, s.head_dim) for s in shape.layers if s.window is None and s.stored}
+    of_target = {(groups, dim) for groups, dim in sizes if fits(dim, dtype, device)}
+    of_draft = {(draft.heads // draft.kv_heads, draft.head_dim)} if draft is not None else set()
+    for groups, dim in of_target | of_draft:
+        if fits(dim, dtype, device):
+            prepare(groups, dim, rows)
+    return bool(of_target)
 
 
 def native_bf16() -> bool:
@@ -282,12 +304,14 @@ def _kernels(
     *,
     halved: bool,
     lightly: bool,
+    fused: bool,
 ) -> tuple[str, ...]:
     """How it runs, in words."""
     words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
     words += ["weights in fp16, computed in fp32"] if halved else []
     words += ["draft in 8 bits"] if lightly else []
     words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")
+    words += ["attention compiled here"] if fused else []
     if quantiser.quantised_weights:
         each = quantiser.quantised_bytes / quantiser.quantised_weights
         words.append(f"{each:.2f} bytes per quantised weight")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.free_memory import cpu_pairs
+from dflash_local.free_memory import cpu_fuses
 
 try:
     import llvmlite.binding as llvm
@@ -149,7 +149,7 @@ class Code:
 
     def thread(self) -> Any:
         """Which of the team this is, from 0."""
-        address = ctypes.cast(_team().omp_get_thread_num, ctypes.c_void_p).value
+        address = ctypes.cast(_team().omp_get_thread_num, ctypes.c_void_p).value or 0
         kind = ir.FunctionType(self.pair, [])
         function = self.build.inttoptr(self.count(address), kind.as_pointer())
         return self.build.zext(self.build.call(function, []), self.whole)
@@ -215,8 +215,8 @@ class Entry:
 
 @cache
 def has_machine_code() -> bool:
-    """Whether this machine runs such code and gains by it: Linux, on a CPU with AVX512's bf16."""
-    return llvm is not None and cpu_pairs() and _team() is not None
+    """Whether this machine runs such code and gains by it."""
+    return cpu_fuses() and _team() is not None
 
 
 @cache

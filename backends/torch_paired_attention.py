@@ -56,8 +56,7 @@ def paired_attention(
     assert mask.stride(1) == 1
     assert columns % STEP == 0
     groups = heads // kv_heads
-    parts = -(-groups * rows // _TILES[-1])
-    tile = next(size for size in _TILES if size * parts >= groups * rows)
+    parts, tile = _parts(groups * rows)
     threads = min(torch.get_num_threads(), kv_heads * parts)
     own = tile * (columns + _PAD)
     scores = torch.empty(threads * own, dtype=torch.float32)
@@ -72,11 +71,23 @@ def paired_attention(
     return out
 
 
+def prepare(groups: int, dim: int, rows: int) -> None:
+    """Make the code for up to so many rows of the usual scale, so that no round waits for it."""
+    for tile in {_parts(groups * count)[1] for count in range(1, rows + 1)}:
+        _entry(tile, dim, dim**-0.5)
+
+
 def spelled_out(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies ``[1, kv_heads, length, dim]`` of K/V as ``PairedRows`` has them."""
     one, heads, _, dim, _ = values.shape
     turned = keys.transpose(3, 4).reshape(one, heads, -1, dim)
     return turned, values.transpose(3, 4).reshape(one, heads, -1, dim)
+
+
+def _parts(rows: int) -> tuple[int, int]:
+    """How often the code runs for one K/V head, and for how many rows at once."""
+    parts = -(-rows // _TILES[-1])
+    return parts, next(size for size in _TILES if size * parts >= rows)
 
 
 @cache

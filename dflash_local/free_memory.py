@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 _SHARE_OF_WORKING_SET = 0.9
@@ -89,9 +90,10 @@ def cpu_bf16() -> bool:
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
-def cpu_pairs() -> bool:
-    """Whether vectors of bf16 are multiplied in pairs, on Linux, which says so."""
-    return "avx512_bf16" in _cpu_flags()
+def cpu_fuses() -> bool:
+    """Whether attention over K/V in bf16 is compiled here: on Linux, with AVX512's products of
+    pairs, where LLVM is installed."""
+    return "avx512_bf16" in _cpu_flags() and find_spec("llvmlite") is not None
 
 
 def cpu_packs() -> tuple[str, ...]:

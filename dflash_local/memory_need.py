@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_local.draft_config import DraftConfig
-from dflash_local.free_memory import cpu_bf16
+from dflash_local.free_memory import cpu_bf16, cpu_fuses
 from dflash_local.pairs import Shape
 
 PREFILL_SLICE = 512
@@ -22,6 +22,8 @@ _MLX_MARGIN = 512 + PREFILL_SLICE
 _MLX_STEP = 256
 _FUSED_HEAD_DIMS = (64, 80, 128)
 """Head sizes for which Metal's attention of many rows holds no matrix of scores."""
+_FUSED_STEP = 16
+"""Head sizes for which a CPU's own attention holds none are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,12 @@ class Sizes:
             rows = min(rows, window - 1 + _MLX_MARGIN)
         return -(-rows // _MLX_STEP) * _MLX_STEP
 
+    def _scored(self, context: int) -> int:
+        """Columns whose scores the CPU holds for all rows."""
+        if not cpu_fuses() or self.kv_bits == 8 or self.shape.head_dim % _FUSED_STEP:
+            return context
+        return self._rows(context, self.shape.window) if self.shape.window_layers else 0
+
     def _workspace(self, context: int) -> int:
         shape, step = self.shape, min(PREFILL_SLICE, context)
         taps = len(self.draft.target_layer_ids) if self.draft else 0
@@ -107,7 +115,7 @@ class Sizes:
             # In half precision the CPU's scores and what they become; in fp32 where it widens them.
             if self.device == "cpu" and self.width == 2:
                 each = 6 if cpu_bf16() else 8
-                masks += each * min(heads * step * context, SCORES_AT_ONCE)
+                masks += each * min(heads * step * self._scored(context), SCORES_AT_ONCE)
         elif self.device == "metal" and shape.head_dim in _FUSED_HEAD_DIMS:
             masks = 0
         else:  # one layer's scores, and a mask of bools
