@@ -42,7 +42,7 @@ def folded_attention(
     if key.stride(-1) == value.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
         return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
-    # Only bf16 on the CPU has one of them by columns; where its products are slow, they run in
+    # Only bf16 on the CPU has K by columns; where its products are slow, they run in
     # fp32.
     dtype = torch.float32 if widens() else query.dtype
 
