@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from dflash_local.memory_need import SCORES_AT_ONCE
 
-from .torch_paired_attention import paired_attention, spelled_out
+from .torch_lane_attention import lane_attention, spelled_out
 
 NAME = "folded_groups"  # transformers takes any name with "flash" for one of its own
 
@@ -30,11 +30,11 @@ def folded_attention(
 ) -> torch.Tensor:
     """Attention of ``[1, heads, rows, dim]`` queries over ``[1, kv_heads, length, dim]`` K/V.
 
-    K/V may lie as ``PairedRows`` has them. ``mask`` is additive, ``[groups * rows, length]`` (see
+    K/V may lie as ``LaneRows`` has them. ``mask`` is additive, ``[groups * rows, length]`` (see
     ``additive_mask``), or None where every row sees everything. Returns ``[1, rows, heads, dim]``.
     """
-    if _paired(key):
-        return paired_attention(query, key, value, mask, scale)
+    if _in_lanes(key):
+        return lane_attention(query, key, value, mask, scale)
     _, heads, rows, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -59,7 +59,7 @@ def folded_attention(
     return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
 
 
-def _paired(key: torch.Tensor) -> bool:
+def _in_lanes(key: torch.Tensor) -> bool:
     return key.dim() > 4
 
 
@@ -155,7 +155,7 @@ def spelled_attention(
 
     ``sinks`` ``[heads]`` are scores of a column without a value; ``softcap`` bounds the scores.
     """
-    if _paired(key):
+    if _in_lanes(key):
         key, value = spelled_out(key, value)
     _, heads, rows, dim = query.shape
     kv_heads = key.shape[1]

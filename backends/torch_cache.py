@@ -11,8 +11,9 @@ from dflash_local.branches import in_place
 
 from .torch_attention import additive_mask, column_step
 from .torch_kv_rows import KvMaker, KvRows, PlainRows
+from .torch_lane_attention import STEP
+from .torch_lane_rows import LaneRows, fits
 from .torch_masks import band_visible, tree_visible
-from .torch_paired_rows import PairedRows, fits
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
 
@@ -170,19 +171,24 @@ class SlicedCache:
         self._stored = tuple(layer.stored for layer in layers)
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
-        self._step = column_step(dtype, device)
-        capacity = -(-capacity // self._step) * self._step
+        makers = [LaneRows if rows is PlainRows and self._fits(x) else rows for x in layers]
+        self._step = {window: column_step(dtype, device) for window in self.windows}
+        """Per window, what the columns that are read are a multiple of."""
+        if LaneRows in makers:
+            self._step[None] = STEP
+        whole = self._step.get(None, 1)
+        capacity = -(-capacity // whole) * whole
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
         self._held = dict.fromkeys(self.windows, 0)
         """Per window, how many rows from the front of the buffers may be read."""
         self._layers = [
-            (PairedRows if rows is PlainRows and self._pairs(layer) else rows)(
+            maker(
                 (1, layer.kv_heads, self._room[layer.window] * layer.stored, layer.head_dim),
                 dtype,
                 device,
                 cleared=False,
             )
-            for layer in layers
+            for layer, maker in zip(layers, makers, strict=True)
         ]
         self._positions = torch.arange(capacity, device=device)
         self._bands: dict[tuple[int | None, int, int], torch.Tensor] = {}
@@ -215,7 +221,7 @@ class SlicedCache:
                 for layer in self._layers_of(window):
                     layer.move(first - base, self._length - base)
                 self._base[window] = first
-            if self._step > 1:
+            if self._step[window] > 1:
                 self._hold(window)
 
     def take(self, table: torch.Tensor) -> torch.Tensor:
@@ -261,7 +267,7 @@ class SlicedCache:
         key = (window, groups, rows)
         band = self._bands.get(key)
         if band is None:
-            visible = band_visible(rows, longest, self._step, window, self._device)
+            visible = band_visible(rows, longest, self._step[window], window, self._device)
             band = self._bands[key] = self._additive(visible, groups)
         return band[:, longest - past : longest + rows + spare]
 
@@ -351,16 +357,17 @@ class SlicedCache:
         own = enumerate(self.windows)
         return [self._layers[i] for i, w in own if w == window and self._stored[i]]
 
-    def _pairs(self, layer: LayerRows) -> bool:
-        """Whether all rows from the first on are read, where K/V in pairs are quickest."""
+    def _fits(self, layer: LayerRows) -> bool:
+        """Whether K/V in lanes are quickest; they are read from the first row on."""
         return layer.window is None and fits(layer.head_dim, self._dtype, self._device)
 
     def _spare(self, window: int | None) -> int:
         """Columns behind the rows begun that are read with them and masked."""
-        if self._step == 1:
+        step = self._step[window]
+        if step == 1:
             return 0
         end = self._length + self._rows - self._base[window]
-        return min(-(self._past(window) + self._rows) % self._step, self._room[window] - end)
+        return min(-(self._past(window) + self._rows) % step, self._room[window] - end)
 
     def _hold(self, window: int | None) -> None:
         """What is masked is multiplied all the same, so it must be a number."""

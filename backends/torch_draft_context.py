@@ -16,8 +16,9 @@ import torch
 from .torch_attention import additive_mask, column_step
 from .torch_cache import REACH, SLICE
 from .torch_kv_rows import PlainRows
+from .torch_lane_attention import STEP
+from .torch_lane_rows import LaneRows, fits
 from .torch_masks import visible_columns
-from .torch_paired_rows import PairedRows, fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,12 @@ class _Group:
         self.layers = list(layers)
         self.base = 0
         """Position of the first row."""
-        self._step = column_step(dtype, device)
+        in_lanes = window is None and fits(shape.head_dim, dtype, device)
+        maker, self._step = (
+            (LaneRows, STEP) if in_lanes else (PlainRows, column_step(dtype, device))
+        )
         whole = -(-(shape.capacity + shape.block) // self._step) * self._step
         self.room = whole if window is None else min(whole, window - 1 + REACH + SLICE)
-        maker = PairedRows if window is None and fits(shape.head_dim, dtype, device) else PlainRows
         size = (1, shape.kv_heads, self.room, shape.head_dim)
         self.rows = [maker(size, dtype, device, cleared=False) for _ in layers]
         self._clean = 0

@@ -26,12 +26,13 @@ from .torch_draft import TorchDraft
 from .torch_draft_load import load_draft
 from .torch_graphs import Graphs
 from .torch_kv_rows import kv_maker
+from .torch_lane_attention import prepare
+from .torch_lane_rows import fits
 from .torch_lean import LeanTarget
 from .torch_linear import dense, half, has_byte_products, has_half_products, light
+from .torch_machine_code import lanes_of
 from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
-from .torch_paired_attention import prepare
-from .torch_paired_rows import fits
 from .torch_prequant import is_prequantised
 from .torch_quant import Quantiser, scheme_of_bits
 from .torch_target import Target, TargetShape
@@ -256,14 +257,16 @@ def _compile(
 ) -> bool:
     """Make the code of attention that rounds will run, where there is such; whether the target has
     some."""
+    lanes = lanes_of(dtype)
+    if lanes is None:
+        return False
     rows = 2 * draft.block_size if draft is not None else 1  # a tree has so many
-    sizes = {(s.groups, s.head_dim) for s in shape.layers if s.window is None and s.stored}
-    of_target = {(groups, dim) for groups, dim in sizes if fits(dim, dtype, device)}
+    of_target = {(s.groups, s.head_dim) for s in shape.layers if s.window is None and s.stored}
     of_draft = {(draft.heads // draft.kv_heads, draft.head_dim)} if draft is not None else set()
     for groups, dim in of_target | of_draft:
         if fits(dim, dtype, device):
-            prepare(groups, dim, rows)
-    return bool(of_target)
+            prepare(lanes, groups, dim, rows)
+    return any(fits(dim, dtype, device) for _, dim in of_target)
 
 
 def native_bf16() -> bool:

@@ -1,7 +1,8 @@
 """Loops that no library has, as machine code: LLVM makes it while the program runs.
 
-A piece of code gets one array of 64-bit numbers, addresses among them. Vectors are 512 bits: 16
-numbers in fp32, 16 pairs in bf16.
+A piece of code gets one array of 64-bit numbers, addresses among them. Vectors are as wide as the
+CPU's registers, in lanes of 32 bits: a number in fp32, or a pair in bf16, which is multiplied and
+summed in one go.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,23 +26,46 @@ try:
 except ImportError:  # where LLVM has no wheel, torch's own operators do the work
     llvm = ir = None
 
-LANES = 16
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How this CPU holds numbers of a kind."""
+
+    count: int
+    """Lanes of a vector."""
+    each: int
+    """Numbers of a lane: 2 in bf16, 1 in fp32."""
+    registers: int
+
+
+@cache
+def lanes_of(dtype: torch.dtype) -> Lanes | None:
+    """The lanes for numbers of that kind; None where torch's operators serve better, or must."""
+    if not cpu_fuses(half=dtype == torch.bfloat16) or _team() is None:
+        return None
+    if dtype == torch.bfloat16:
+        return Lanes(16, 2, 32)
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return (Lanes(16, 1, 32) if wide else Lanes(8, 1, 16)) if dtype == torch.float32 else None
 
 
 class Code:
     """A piece of code on its way; ``build`` is LLVM's builder, values are LLVM's too.
 
     Args:
-        names: what the numbers are called, in their order.
+        lanes: how the numbers are held that it reads and writes.
+        names: what it is called with, in order.
     """
 
-    def __init__(self, *names: str) -> None:
-        self.module = ir.Module()
-        self.whole, self.half = ir.IntType(64), ir.IntType(16)
-        self.pair, self.number = ir.IntType(32), ir.FloatType()
-        self.pairs, self.numbers, self.halves = (
-            ir.VectorType(kind, LANES) for kind in (self.pair, self.number, self.half)
+    def __init__(self, lanes: Lanes, *names: str) -> None:
+        self.module, self.lanes = ir.Module(), lanes
+        self.whole, self.lane, self.number = ir.IntType(64), ir.IntType(32), ir.FloatType()
+        self.stored = ir.IntType(32 // lanes.each)
+        """A number as it lies in memory."""
+        self.vector, self.numbers, self.row = (
+            ir.VectorType(kind, lanes.count) for kind in (self.lane, self.number, self.stored)
         )
+        """A vector of lanes, of numbers in fp32, and as many stored ones."""
         self._address = ir.PointerType()
         kind = ir.FunctionType(ir.VoidType(), [self._address])
         function = ir.Function(self.module, kind, "run")
@@ -75,33 +100,50 @@ class Code:
 
     def all(self, kind: Any, value: float) -> Any:
         """A vector of one constant."""
-        return ir.Constant(kind, [value] * LANES)
+        return ir.Constant(kind, [value] * self.lanes.count)
 
     def spread(self, value: Any) -> Any:
         """A vector of one value."""
-        kind = ir.VectorType(value.type, LANES)
-        nothing = ir.Constant(kind, ir.Undefined)
-        first = self.build.insert_element(nothing, value, self.pair(0))
-        return self.build.shuffle_vector(first, nothing, self.all(self.pairs, 0))
+        nothing = ir.Constant(ir.VectorType(value.type, self.lanes.count), ir.Undefined)
+        first = self.build.insert_element(nothing, value, self.lane(0))
+        return self.build.shuffle_vector(first, nothing, self.all(self.vector, 0))
 
     def least(self, one: Any, other: Any) -> Any:
         """The smaller of two whole numbers."""
         return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
-    def widened(self, halves: Any) -> Any:
-        """From bf16 to fp32."""
-        shifted = self.build.shl(self.build.zext(halves, self.pairs), self.all(self.pairs, 16))
-        return self.build.bitcast(shifted, self.numbers)
+    def larger(self, one: Any, other: Any) -> Any:
+        """The larger of two vectors of numbers."""
+        return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
 
-    def rounded(self, numbers: Any) -> Any:
-        """From fp32 to the nearest bf16, of two as near to the even one."""
-        return self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", self.halves, numbers)
+    def opened(self, row: Any) -> Any:
+        """From stored numbers to fp32."""
+        if self.lanes.each == 2:
+            row = self.build.zext(row, self.vector)
+            row = self.build.shl(row, self.all(self.vector, 16))
+        return self.build.bitcast(row, self.numbers)
 
-    def scaled(self, numbers: Any, powers: Any) -> Any:
-        """Numbers times 2 to whole powers."""
-        every, nearest = self.half(-1), self.pair(4)
-        name = "llvm.x86.avx512.mask.scalef.ps.512"
-        return self.call(name, self.numbers, numbers, powers, numbers, every, nearest)
+    def closed(self, numbers: Any) -> Any:
+        """From fp32 to the nearest stored numbers, of two as near to the even one."""
+        if self.lanes.each == 1:
+            return self.build.bitcast(numbers, self.row)
+        return self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", self.row, numbers)
+
+    def add_products(self, total: Any, one: Any, other: Any) -> Any:
+        """``total`` and the products of the numbers in two vectors of lanes."""
+        if self.lanes.each == 2:
+            name = "llvm.x86.avx512bf16.dpbf16ps.512"
+            return self.call(name, self.numbers, total, one, other)
+        one, other = (self.build.bitcast(lanes, self.numbers) for lanes in (one, other))
+        return self.of_numbers("fma", one, other, total)
+
+    def of_numbers(self, name: str, *given: Any) -> Any:
+        """One of LLVM's functions of vectors of numbers."""
+        return self.call(f"llvm.{name}.v{self.lanes.count}f32", self.numbers, *given)
+
+    def over_numbers(self, name: str, *given: Any) -> Any:
+        """One of those that make a number of a vector."""
+        return self.call(f"llvm.vector.reduce.{name}.v{self.lanes.count}f32", self.number, *given)
 
     def call(self, name: str, result: Any, *given: Any) -> Any:
         """One of LLVM's own functions."""
@@ -110,10 +152,6 @@ class Code:
             kind = ir.FunctionType(result, [value.type for value in given])
             function = ir.Function(self.module, kind, name)
         return self.build.call(function, given)
-
-    def add_pairs(self, total: Any, one: Any, other: Any) -> Any:
-        """``total`` and the products of both numbers of every pair of bf16."""
-        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.numbers, total, one, other)
 
     # Memory.
 
@@ -136,23 +174,28 @@ class Code:
 
     def fetch(self, address: Any) -> None:
         """Ask for a cache line that will be read; the address need not be one."""
-        read, near, data = self.pair(0), self.pair(3), self.pair(1)
+        read, near, data = self.lane(0), self.lane(3), self.lane(1)
         self.call("llvm.prefetch.p0", ir.VoidType(), address, read, near, data)
 
     def room(self, kind: Any, count: int) -> Any:
         """Memory for so many, until the code returns."""
-        return self._front.alloca(kind, self.pair(count))
+        return self._front.alloca(kind, self.lane(count))
 
     def variable(self, value: Any) -> Variable:
         """What changes in a loop."""
         return Variable(self, value)
 
-    def thread(self) -> Any:
-        """Which of the team this is, from 0."""
-        address = ctypes.cast(_team().omp_get_thread_num, ctypes.c_void_p).value or 0
-        kind = ir.FunctionType(self.pair, [])
-        function = self.build.inttoptr(self.count(address), kind.as_pointer())
-        return self.build.zext(self.build.call(function, []), self.whole)
+    def team(self) -> tuple[Any, Any]:
+        """Which of the threads that run this together this is, from 0, and how many they are: they
+        may be fewer than were asked for."""
+        kind = ir.FunctionType(self.lane, []).as_pointer()
+
+        def asked(function: Any) -> Any:
+            address = ctypes.cast(function, ctypes.c_void_p).value or 0
+            answer = self.build.call(self.build.inttoptr(self.count(address), kind), [])
+            return self.build.zext(answer, self.whole)
+
+        return asked(_team().omp_get_thread_num), asked(_team().omp_get_num_threads)
 
     @contextmanager
     def each(self, start: Any, stop: Any, step: Any) -> Iterator[Any]:
@@ -211,12 +254,6 @@ class Entry:
             self._run(given)
         else:
             _team().GOMP_parallel(self._address, given, threads, 0)
-
-
-@cache
-def has_machine_code() -> bool:
-    """Whether this machine runs such code and gains by it."""
-    return cpu_fuses() and _team() is not None
 
 
 @cache

@@ -90,10 +90,11 @@ def cpu_bf16() -> bool:
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
-def cpu_fuses() -> bool:
-    """Whether attention over K/V in bf16 is compiled here: on Linux, with AVX512's products of
-    pairs, where LLVM is installed."""
-    return "avx512_bf16" in _cpu_flags() and find_spec("llvmlite") is not None
+def cpu_fuses(*, half: bool) -> bool:
+    """Whether attention is compiled here: on Linux on x86, where LLVM is installed. In bf16 it
+    needs AVX512's products of pairs."""
+    needed = {"avx512_bf16"} if half else {"avx2", "fma"}
+    return needed <= _cpu_flags() and find_spec("llvmlite") is not None
 
 
 def cpu_packs() -> tuple[str, ...]:

@@ -22,6 +22,8 @@ _MLX_MARGIN = 512 + PREFILL_SLICE
 _MLX_STEP = 256
 _FUSED_HEAD_DIMS = (64, 80, 128)
 """Head sizes for which Metal's attention of many rows holds no matrix of scores."""
+_CPU_STEP = 64
+"""Rows of K/V that a CPU reads at once."""
 _FUSED_STEP = 16
 """Head sizes for which a CPU's own attention holds none are multiples of it."""
 
@@ -89,7 +91,9 @@ class Sizes:
     def _rows(self, context: int, window: int = 0) -> int:
         """Rows that a layer's buffers hold."""
         if self.backend != "mlx":
-            return min(context, window - 1 + _TORCH_MARGIN) if window else context
+            if window:
+                return min(context, window - 1 + _TORCH_MARGIN)
+            return -(-context // _CPU_STEP) * _CPU_STEP if self.device == "cpu" else context
         # They grow by an eighth, and to whole steps; the last growth may just have happened.
         rows = context + context // 8
         if window:
@@ -98,7 +102,7 @@ class Sizes:
 
     def _scored(self, context: int) -> int:
         """Columns whose scores the CPU holds for all rows."""
-        if not cpu_fuses() or self.kv_bits == 8 or self.shape.head_dim % _FUSED_STEP:
+        if not cpu_fuses(half=True) or self.kv_bits == 8 or self.shape.head_dim % _FUSED_STEP:
             return context
         return self._rows(context, self.shape.window) if self.shape.window_layers else 0
 

@@ -125,7 +125,7 @@ def follow(
         whole = torch.cat((held, fresh), dim=2)
         for layer in range(2):
             keys, values = cache.update(fresh[:1], fresh[1:], layer)
-            columns = values.shape[2] * (1 if values.dim() == 4 else 2)
+            columns = values.shape[2] if values.dim() == 4 else values.shape[2] * values.shape[4]
             assert columns == cache.columns(window)
             assert columns % step == 0 or whole.shape[2] > 0.8 * capacity or window
             out = folded_attention(query, keys, values, mask, 0.3)
