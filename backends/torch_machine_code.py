@@ -20,12 +20,6 @@ import torch
 
 from dflash_local.free_memory import cpu_fuses
 
-try:
-    import llvmlite.binding as llvm
-    from llvmlite import ir
-except ImportError:  # where LLVM has no wheel, torch's own operators do the work
-    llvm = ir = None
-
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
@@ -58,6 +52,9 @@ class Code:
     """
 
     def __init__(self, lanes: Lanes, *names: str) -> None:
+        from llvmlite import ir  # 40 MB that a GPU has no use for
+
+        self._ir = ir
         self.module, self.lanes = ir.Module(), lanes
         self.whole, self.lane, self.number = ir.IntType(64), ir.IntType(32), ir.FloatType()
         self.stored = ir.IntType(32 // lanes.each)
@@ -100,11 +97,13 @@ class Code:
 
     def all(self, kind: Any, value: float) -> Any:
         """A vector of one constant."""
-        return ir.Constant(kind, [value] * self.lanes.count)
+        return self._ir.Constant(kind, [value] * self.lanes.count)
 
     def spread(self, value: Any) -> Any:
         """A vector of one value."""
-        nothing = ir.Constant(ir.VectorType(value.type, self.lanes.count), ir.Undefined)
+        nothing = self._ir.Constant(
+            self._ir.VectorType(value.type, self.lanes.count), self._ir.Undefined
+        )
         first = self.build.insert_element(nothing, value, self.lane(0))
         return self.build.shuffle_vector(first, nothing, self.all(self.vector, 0))
 
@@ -149,8 +148,8 @@ class Code:
         """One of LLVM's own functions."""
         function = self.module.globals.get(name)
         if function is None:
-            kind = ir.FunctionType(result, [value.type for value in given])
-            function = ir.Function(self.module, kind, name)
+            kind = self._ir.FunctionType(result, [value.type for value in given])
+            function = self._ir.Function(self.module, kind, name)
         return self.build.call(function, given)
 
     # Memory.
@@ -175,7 +174,7 @@ class Code:
     def fetch(self, address: Any) -> None:
         """Ask for a cache line that will be read; the address need not be one."""
         read, near, data = self.lane(0), self.lane(3), self.lane(1)
-        self.call("llvm.prefetch.p0", ir.VoidType(), address, read, near, data)
+        self.call("llvm.prefetch.p0", self._ir.VoidType(), address, read, near, data)
 
     def room(self, kind: Any, count: int) -> Any:
         """Memory for so many, until the code returns."""
@@ -188,7 +187,7 @@ class Code:
     def team(self) -> tuple[Any, Any]:
         """Which of the threads that run this together this is, from 0, and how many they are: they
         may be fewer than were asked for."""
-        kind = ir.FunctionType(self.lane, []).as_pointer()
+        kind = self._ir.FunctionType(self.lane, []).as_pointer()
 
         def asked(function: Any) -> Any:
             address = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -236,7 +235,15 @@ class Entry:
     """Compiled code, called with its numbers."""
 
     def __init__(self, code: Code) -> None:
-        target = _machine()
+        from llvmlite import binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+            cpu=llvm.get_host_cpu_name(),
+            features=llvm.get_host_cpu_features().flatten(),
+            opt=3,
+        )
         module = llvm.parse_assembly(code.finish())
         module.triple, module.data_layout = target.triple, str(target.target_data)
         options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -266,12 +273,3 @@ def _team() -> Any:
     found.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
     found.GOMP_parallel.restype = None
     return found
-
-
-def _machine() -> Any:
-    """What this CPU can do."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    features = llvm.get_host_cpu_features().flatten()
-    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
