@@ -112,6 +112,12 @@ class Turn:
         """The version on screen and in the prompt."""
         return self.versions[self.shown]
 
+    @property
+    def failed(self) -> bool:
+        """Whether the engine broke off before it had said anything."""
+        answer = self.current.answer
+        return answer is not None and answer.end == "error" and not answer.text
+
 
 @dataclass(slots=True)
 class Conversation:
@@ -128,13 +134,16 @@ class Conversation:
         return " ".join(self.turns[0].versions[0].user.split())[:60] if self.turns else ""
 
     def messages(self, *, whole: bool = False) -> list[dict[str, str]]:
-        """The request for the next answer: thinking is left out, empty answers too.
+        """The request for the next answer: thinking is left out, and earlier turns that failed
+        before a word was said.
 
         Args:
             whole: with the turns that requests leave out.
         """
         result = [{"role": "system", "content": self.system}] if self.system.strip() else []
         for turn in self.turns if whole else self.turns[self.left_out :]:
+            if turn.failed and turn is not self.turns[-1] and not whole:
+                continue  # a model that sees unanswered questions leaves the next one unanswered
             result.append({"role": "user", "content": turn.current.user})
             answer = turn.current.answer
             if answer is not None and (answer.text or turn is not self.turns[-1]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -80,8 +80,12 @@ class Registry:
             return ()
         return [a for name, a in sorted(self._by_slash.items()) if name.startswith(text[1:])]
 
-    def parse(self, text: str) -> tuple[Action, str]:
+    def parse(self, text: str, among: Collection[str] | None = None) -> tuple[Action, str]:
         """The action and argument of a slash command.
+
+        Args:
+            text: as typed.
+            among: the names that can be meant; None is all.
 
         Raises:
             UnknownCommand: there is none of that name; the nearest one is named.
@@ -89,10 +93,9 @@ class Registry:
         name, _, argument = text[1:].partition(" ")
         name = name.strip().lower()
         if name not in self._by_slash:
-            near = difflib.get_close_matches(name, self._by_slash, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(name, among or self._by_slash, n=1, cutoff=0.5)
             hint = f"Did you mean /{near[0]}?" if near else "/help lists the commands."
             raise UnknownCommand(
-                f"There is no command /{name[:40]}.",
-                f"{hint} Begin with // to send a slash; Ctrl+U empties the line.",
+                f"There is no command /{name[:40]}.", f"{hint} Begin with // to send a slash."
             )
         return self._by_slash[name], argument.strip()

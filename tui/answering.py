@@ -64,6 +64,12 @@ class Answering:
         self._rounds: list[Round] = []
         self._shown_at = 0.0
 
+    def forget(self) -> None:
+        """Let go of the figures of the last answer."""
+        self.stats = DraftStats()
+        self.usage = None
+        self.cells.clear()
+
     async def run(self, make: Callable[[], Iterator[Event]], reply: Reply) -> None:
         """Show an answer until it ends."""
         self.reply = reply

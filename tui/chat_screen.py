@@ -224,7 +224,7 @@ class ChatScreen(Screen[None]):
             action, argument = REGISTRY.parse(text)
         except DflashError as error:
             self.prompt.set_text(text)
-            self.tell(str(error), severity="error")
+            self.tell(f"{error} Ctrl+U empties the line.", severity="error")
             return
         await self.perform(action.id, argument)
 
@@ -359,6 +359,7 @@ class ChatScreen(Screen[None]):
         )
         self.chat.plain_tok_s, self.chat.estimated = plain, estimated
         self.editing = False
+        self.live.turned(self.chat.last)
         await self.transcript.show(session.conversation)
 
     # -- the answer

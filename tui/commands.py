@@ -147,6 +147,7 @@ async def undo(screen: ChatScreen, _: str) -> None:
     if turns:
         text = turns[-1].current.user
         screen.chat.cut(len(turns) - 1)
+        screen.live.turned(screen.chat.last)
         await screen.transcript.show(screen.chat.conversation)
         screen.prompt.set_text(_as_typed(text))
     elif screen.previous is not None and os.path.exists(screen.previous.path):

@@ -34,11 +34,26 @@ class LiveFigures:
         """A pair is being loaded, or could not be."""
         self._show(Status(state=state, pair=pair))
 
-    def loaded(self, info: BackendInfo) -> None:
-        """It is ready."""
+    def loaded(self, info: BackendInfo, answer: Answer | None) -> None:
+        """It is ready; ``answer`` is the last one of the chat that goes on."""
+        self._status = replace(self._status, context=info.context, block=info.block_size)
+        self._show(replace(self._status, state="ready", position=_position(answer)))
+
+    def turned(self, answer: Answer | None) -> None:
+        """The chat ends with another answer than the one that the figures are of, or with none."""
+        self._answering.forget()
+        before = self._status
         self._show(
-            replace(self._status, state="ready", context=info.context, block=info.block_size)
+            Status(
+                state=before.state or "ready",
+                block=before.block,
+                position=_position(answer) if before.context else 0,
+                context=before.context,
+                memory=before.memory,
+                pair=before.pair,
+            )
         )
+        self.show_panel(answer)
 
     def state(self, word: str) -> None:
         """A word in front of the line."""
@@ -107,3 +122,9 @@ class LiveFigures:
     def _show(self, values: Status) -> None:
         self._status = values
         self._line.show(values)
+
+
+def _position(answer: Answer | None) -> int:
+    """Tokens of the context that a chat fills whose last answer this is."""
+    usage = answer.usage if answer is not None else None
+    return usage.prompt_tokens + usage.completion_tokens if usage is not None else 0

@@ -64,7 +64,7 @@ class PairLoad:
         where = f"{info.backend} on {info.device}"
         words = f"Ready: {info.target}{draft} · {where} · {figures.seconds(seconds)}"
         await screen.transcript.mount(Note(words, classes="loaded"), before=0)
-        screen.live.loaded(info)
+        screen.live.loaded(info, screen.chat.last)
         # Last, so that nothing that is typed meanwhile goes before what waits.
         self.info = info
         make, self.waiting = self.waiting, None

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TextIO
 
 from dflash_local.chat import Chat
-from dflash_local.errors import DflashError
+from dflash_local.errors import ContextFull, DflashError
 from dflash_local.events import Event, LoadProgress, Text
 from dflash_local.sampling import SamplingParams
 from dflash_local.service import Service
@@ -133,7 +133,7 @@ class PlainChat:
     def _command(self, text: str) -> None:
         """Run a slash command; an unknown one is never sent."""
         try:
-            action, argument = REGISTRY.parse(text)
+            action, argument = REGISTRY.parse(text, COMMANDS)
             run = COMMANDS.get(action.slash)
             if run is None:
                 self.say(
@@ -181,6 +181,8 @@ class PlainChat:
                         self._write(visible(piece.text))
         except DflashError as error:
             self.say(f"\nError: {error}")
+            if isinstance(error, ContextFull):
+                self.say("/room leaves the oldest turns out, then /retry answers.")
             if not self.service.alive:
                 raise
             return

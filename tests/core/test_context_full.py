@@ -78,6 +78,12 @@ def test_a_prompt_without_room_is_an_error_after_which_room_can_be_made(engine: 
         list(talk.send("d" * 180))
     assert talk.last is not None
     assert talk.last.end == "error"
+    with pytest.raises(ContextFull):
+        list(talk.send("e" * 190))
+    # A question that was never answered is not shown to the model, which would copy the silence.
+    assert [m["content"][0] for m in talk.conversation.messages()[::2]] == ["a", "b", "c", "e"]
+    assert all(m["content"] for m in talk.conversation.messages())
+    talk.cut(4)
     assert talk.make_room() > 0
     done = list(talk.retry())[-1]
     assert isinstance(done, Done)

@@ -26,6 +26,27 @@ async def test_unknown_commands_name_the_nearest_and_are_never_sent() -> None:
         assert driver.screen.chat.conversation.turns[0].current.user == "/hlep"
 
 
+async def test_figures_are_of_the_chat_on_the_screen() -> None:
+    async with chat() as driver:
+        line = driver.screen.status_line
+        await driver.say("one")
+        await driver.say("two")
+        usage = driver.screen.chat.last.usage
+        assert "tok/s" in str(line.render())
+        await driver.send("/new")
+        await driver.until(lambda: "ctx 0/" in str(line.render()))
+        assert "tok/s" not in str(line.render())
+        assert "ready" in str(line.render())
+        await driver.send("/undo")
+        held = usage.prompt_tokens + usage.completion_tokens
+        await driver.until(lambda: f"ctx {held}/" in str(line.render()))
+        await driver.send("/undo")
+        await driver.until(lambda: f"ctx {held}/" not in str(line.render()))
+        assert "tok/s" not in str(line.render())
+        await driver.say("three")
+        assert "tok/s" in str(line.render())
+
+
 async def test_tab_completes() -> None:
     async with chat() as driver:
         await driver.pilot.press("/", "b", "e", "tab")
