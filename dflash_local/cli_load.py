@@ -35,7 +35,13 @@ def load_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: the fastest here; a CPU keeps fp16 weights and computes in fp32",
     )
     group.add_argument("--context", type=int, metavar="N", help="positions that the caches hold")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (torch)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (torch); default: for half of the cores, as one on a core that other "
+        "programs use holds up all",
+    )
     group.add_argument(
         "--quantize",
         choices=("nf4", "int8", "4bit", "8bit", "none"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ _LABELS = {
 
 _RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1),
-    "threads": (1, 1024),
+    "threads": (1, os.cpu_count() or 1024),
     "own": (0, 10**7),
     "held_out": (1, 10**5),
     "answer_tokens": (2, 10**5),

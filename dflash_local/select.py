@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +56,11 @@ class LoadOptions:
             value = getattr(self, name)
             if value not in (None, 8, 16):
                 raise OptionError(f"{name} is {value}.", "Give 8 or 16.")
-        for name, most in (("context", 2**31), ("threads", 1024), ("draft_window", 2**31)):
+        for name, most in (
+            ("context", 2**31),
+            ("threads", os.cpu_count() or 1024),
+            ("draft_window", 2**31),
+        ):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise OptionError(f"{name} is {value}.", f"Give 1 to {most}.")

@@ -369,9 +369,9 @@ def test_the_chat_loads_as_its_arguments_say(monkeypatch: pytest.MonkeyPatch) ->
             "--backend torch --context 512 --plain --no-mouse",
         ),
         (
-            "--threads 2 --draft-bits 8 --quantize nf4",
+            "--threads 1 --draft-bits 8 --quantize nf4",
             "demo",
-            "--threads 2 --quantize nf4 --draft-bits 8",
+            "--threads 1 --quantize nf4 --draft-bits 8",
         ),
         ("--block off", "demo", "--block 0"),
         ("--continue --system Hi", "demo", ""),
