@@ -310,7 +310,8 @@ def _kernels(
     fused: bool,
 ) -> tuple[str, ...]:
     """How it runs, in words."""
-    words = [f"{torch.get_num_threads()} threads"] if device.type == "cpu" else []
+    threads = torch.get_num_threads()
+    words = [f"{threads} thread{'s' * (threads > 1)}"] if device.type == "cpu" else []
     words += ["weights in fp16, computed in fp32"] if halved else []
     words += ["draft in 8 bits"] if lightly else []
     words.append("lean forward" if isinstance(target, LeanTarget) else "transformers forward")

@@ -26,7 +26,7 @@ from dflash_local.width import AutoWidth
 
 PACKAGES = (
     *("torch", "mlx", "mlx-lm", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
-    *("huggingface_hub", "textual", "numpy"),
+    *("huggingface_hub", "llvmlite", "textual", "numpy"),
 )
 _LOW_DISK = 5 * 10**9
 _TEST_SECONDS = 10.0
@@ -100,6 +100,13 @@ def _device() -> Iterator[Finding]:
         kept = "weights in fp16, " if room.halves else ""
         how = "native bf16" if room.native_bf16 else f"no native bf16: {kept}computes in fp32"
         yield Finding("ok", "kernels", f"{how}; {os.cpu_count()} logical cores")
+        if sys.platform == "linux" and free_memory.is_x86() and find_spec("llvmlite") is None:
+            yield Finding(
+                "warn",
+                "kernels",
+                "attention is not compiled for this CPU, so rounds take a quarter longer",
+                "pip install llvmlite",
+            )
 
 
 def _folders() -> Iterator[Finding]:
@@ -204,7 +211,7 @@ def _self_test() -> Iterator[Finding]:
         slow = any(words.startswith("no CUDA graphs") for words in info.kernels)
         yield Finding(
             "warn" if slow else "ok",
-            "kernels",
+            "forward",
             f"{info.dtype}; {', '.join(info.kernels)}",
             "answers are right, but slower; update torch and the driver" if slow else "",
         )

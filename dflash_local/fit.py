@@ -122,14 +122,21 @@ def fit(
     return _fit(sizes.need, context, limit_of(config), found)
 
 
-def fit_pair(pair: Pair, files: Files, *, backend: str, context: int | None = None) -> Fit | None:
+def fit_pair(
+    pair: Pair,
+    files: Files,
+    *,
+    backend: str,
+    context: int | None = None,
+    free: Room | None = None,
+) -> Fit | None:
     """The same before anything is downloaded, from the registry's numbers; None where it has none.
 
     Good to some 10 %: exact sizes come with the files.
     """
     if pair.shape is None:
         return None
-    found = room(backend)
+    found = free or room(backend)
     kept = storage(backend, found)
     weights = _registered_weights(files, pair.shape, kept)
     if not weights:

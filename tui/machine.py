@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
-from dflash_local.pairs import Files
+from dflash_local import fit, free_memory
+from dflash_local.pairs import Files, Pair
+from dflash_local.select import backend_name
 
 _SHARE = 0.75
 """Of the memory that a model may take, the system and the context taking the rest."""
+_LEAST = 256
+"""Positions that a chat needs at least."""
 
 
 @cache
@@ -23,8 +28,17 @@ def memory_here() -> int:
     return 0
 
 
-def fits(target: Files, draft: Files, memory: int) -> bool:
-    """Whether target and draft leave room; true where a size is not known."""
-    if not memory or not target.approx_bytes:
-        return True
-    return target.approx_bytes + draft.approx_bytes <= _SHARE * memory
+@cache
+def space_here() -> free_memory.Room:
+    """The memory of this machine's backend. What is taken now is given back as another pair is
+    chosen, so it is free or three quarters of all, whichever is more."""
+    found = free_memory.room(backend_name())
+    return replace(found, free=max(found.free, int(_SHARE * found.total)))
+
+
+def fits(pair: Pair, target: Files, space: free_memory.Room) -> bool:
+    """Whether the pair leaves room for a chat; true where its size is not known."""
+    result = fit.fit_pair(pair, target, backend=backend_name(), free=space)
+    if result is not None:
+        return result.largest_context >= _LEAST
+    return not space.free or target.approx_bytes + pair.draft.approx_bytes <= space.free

@@ -10,7 +10,7 @@ from dflash_local.errors import OptionError
 from dflash_local.pairs import Pair
 
 from . import figures
-from .machine import fits, memory_here
+from .machine import fits, space_here
 
 ASKED = 1_000_000_000
 """Bytes above which a download is asked about first."""
@@ -40,7 +40,8 @@ class Offer:
         if self.here or 0 < self.download <= ASKED:
             return ""
         size = self.size if self.download else "its size is not known"
-        return f"Download {self.pair.name} ({size})?"
+        large = "" if self.fits else " It is too large for this machine."
+        return f"Download {self.pair.name} ({size})?{large}"
 
     @property
     def line(self) -> str:
@@ -66,5 +67,5 @@ def offer(pair: Pair) -> Offer:
         possible=True,
         here=not missing,
         download=sum(files.approx_bytes for files in missing) if known else 0,
-        fits=fits(target, pair.draft, memory_here()),
+        fits=fits(pair, target, space_here()),
     )

@@ -307,7 +307,7 @@ def test_doctor_warns_where_graphs_cannot_be_captured(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(demo, "installed", lambda: Path("here"))
     monkeypatch.setattr(select, "load", load)
-    found = next(f for f in doctor._self_test() if f.topic == "kernels")
+    found = next(f for f in doctor._self_test() if f.topic == "forward")
     assert found.level == "warn"
     assert "no CUDA graphs, kernel by kernel: not permitted" in found.what
     assert found.cure

@@ -18,10 +18,11 @@ from markdown_it import MarkdownIt
 from dflash_local.chat import Answer
 from dflash_local.errors import OptionError
 from dflash_local.events import Round, Usage
+from dflash_local.free_memory import Room
 from dflash_local.sampling import SamplingParams
 from dflash_local.select import LoadOptions, PairOpener
 from dflash_local.stats import DraftStats, PositionRate, StatsSummary
-from dflash_local.tui import app, clipboard, figures
+from dflash_local.tui import app, clipboard, figures, machine
 from dflash_local.tui.app import parser
 from dflash_local.tui.blocks import BlockScanner
 from dflash_local.tui.chat_settings import SETTINGS
@@ -29,7 +30,7 @@ from dflash_local.tui.commands import REGISTRY
 from dflash_local.tui.goodbye import Given, command_to_go_on
 from dflash_local.tui.help import CHAT_FILE, help_text, keys_help, keys_name
 from dflash_local.tui.key_line import key_line
-from dflash_local.tui.machine import fits, memory_here
+from dflash_local.tui.machine import fits, memory_here, space_here
 from dflash_local.tui.offer import offer
 from dflash_local.tui.ribbon import Cell, level, ribbon
 from dflash_local.tui.settings import Settings
@@ -200,10 +201,18 @@ def test_what_fits() -> None:
     from dflash_local.registry import registry
 
     assert memory_here() >= 0
-    demo = registry()["demo"]
-    assert fits(demo.targets[0], demo.draft, 0)
-    assert fits(demo.targets[0], demo.draft, 2_000_000_000)
-    assert not fits(demo.targets[0], demo.draft, 100_000_000)
+    assert space_here().free > 0
+
+    def room(size: int) -> Room:
+        return Room("cpu", "a test", size, size)
+
+    demo, large = registry()["demo"], registry()["qwen3-coder-30b-a3b"]
+    assert fits(demo, demo.targets[0], room(2_000_000_000))
+    assert not fits(demo, demo.targets[0], room(100_000_000))
+    # The download's size is not known, what it takes when loaded is.
+    assert not large.targets[0].approx_bytes
+    assert fits(large, large.targets[0], room(10**12))
+    assert not fits(large, large.targets[0], room(10**10))
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -212,7 +221,9 @@ def test_an_offer_is_of_the_target_that_would_be_pulled(
 ) -> None:
     from dflash_local import registry, select
 
-    monkeypatch.setattr(select, "backend_name", lambda asked=None: backend)
+    for module in (select, machine):
+        monkeypatch.setattr(module, "backend_name", lambda asked=None: backend)
+    machine.space_here.cache_clear()
     monkeypatch.setattr(registry, "files_dir", lambda files: None)
     pairs = registry.registry().values()
     for pair in pairs:
@@ -226,6 +237,7 @@ def test_an_offer_is_of_the_target_that_would_be_pulled(
         assert ("size unknown" in offered.line) == (not all(sizes))
         assert bool(offered.question) == (not all(sizes) or sum(sizes) > 1e9)
     assert not all(offer(pair).possible for pair in pairs) or backend == "mlx"
+    machine.space_here.cache_clear()
 
 
 PARKED = StatsSummary(rounds=30, plain_rounds=26, tokens=43, drafted=20, accepted=8, tau=4.0)
