@@ -174,7 +174,7 @@ def sessions(screen: ChatScreen, _: str) -> None:
         Choice(
             str(info.path),
             f"{time.strftime('%d %b %H:%M', time.localtime(info.changed))}  "
-            f"{one_line(info.title, 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
+            f"{one_line(info.title or '(empty)', 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
         )
         for info in infos
     ]
