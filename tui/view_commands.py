@@ -170,11 +170,12 @@ def sessions(screen: ChatScreen, _: str) -> None:
     infos = screen.store.list()[:200]
     if not infos:
         raise OptionError("There is no saved chat yet.", "Every chat is saved as it goes.")
+    untitled = "(empty)"
     choices = [
         Choice(
             str(info.path),
             f"{time.strftime('%d %b %H:%M', time.localtime(info.changed))}  "
-            f"{one_line(info.title or '(empty)', 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
+            f"{one_line(info.title or untitled, 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
         )
         for info in infos
     ]
