@@ -170,15 +170,12 @@ def sessions(screen: ChatScreen, _: str) -> None:
     infos = screen.store.list()[:200]
     if not infos:
         raise OptionError("There is no saved chat yet.", "Every chat is saved as it goes.")
-    untitled = "(empty)"
-    choices = [
-        Choice(
-            str(info.path),
-            f"{time.strftime('%d %b %H:%M', time.localtime(info.changed))}  "
-            f"{one_line(info.title or untitled, 50):<50}  {figures.turns(info.turns):>9}  {info.model}",
-        )
-        for info in infos
-    ]
+    choices = []
+    for info in infos:
+        when = time.strftime("%d %b %H:%M", time.localtime(info.changed))
+        title = f"{one_line(info.title or '(empty)', 50):<50}"
+        line = f"{when}  {title}  {figures.turns(info.turns):>9}  {info.model}"
+        choices.append(Choice(str(info.path), line))
 
     async def chosen(key: str | None) -> None:
         info = next((info for info in infos if str(info.path) == key), None)
