@@ -59,6 +59,8 @@ def _check_rope(text: Mapping[str, Any], folder: Path) -> None:
 
 def target_shape(config: Any) -> TargetShape:
     """The numbers of a target, from the config of its text part."""
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        _positive(name, getattr(config, name))
     count, vocab = int(config.num_hidden_layers), int(config.vocab_size)
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -66,7 +68,10 @@ def target_shape(config: Any) -> TargetShape:
         kinds = ["sliding_attention" if window else "full_attention"] * count
     # Gemma 4: full layers have heads of another size, the last layers read K/V of earlier ones.
     each = getattr(config, "per_layer_config", None) or [config] * count
-    own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    lean = config.model_type in FAMILIES
+    if lean and (others := set(kinds) - {"full_attention", "sliding_attention"}):
+        raise WeightsError(f"{config.model_type} models have no layers of {sorted(others)[0]!r}.")
+    own = count if lean else count - (getattr(config, "num_kv_shared_layers", None) or 0)
     return TargetShape(
         hidden_size=int(config.hidden_size),
         layers=tuple(
@@ -82,7 +87,10 @@ def target_shape(config: Any) -> TargetShape:
 
 def _layer_shape(config: Any, kind: str, window: int | None, *, stored: bool) -> LayerShape:
     heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    _positive("num_attention_heads", heads)
+    _positive("num_key_value_heads", kv_heads)
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    _positive("head_dim", dim)
     return LayerShape(
         kind=kind,
         window=window if kind == "sliding_attention" else None,
@@ -91,3 +99,8 @@ def _layer_shape(config: Any, kind: str, window: int | None, *, stored: bool) ->
         head_dim=int(dim),
         stored=stored,
     )
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise WeightsError(f"The target's {name} is {value}.", "Pull the model again.")

@@ -48,16 +48,18 @@ def lane_attention(
     _, heads, rows, dim = query.shape
     kv_heads, columns = values.shape[1], values.shape[2] * values.shape[4]
     lanes = lanes_of(query.dtype)
-    assert lanes is not None
     if mask is None:
         mask = query.new_zeros(1, columns).expand(rows, -1)
-    if query.stride(-1) != 1:
-        query = query.contiguous()
-    assert query.dtype == keys.dtype == values.dtype == mask.dtype
-    assert mask.shape[0] >= rows
-    assert mask.shape[1] == columns
-    assert mask.stride(1) == 1
-    assert columns % STEP == 0
+    query, mask = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, mask))
+    # The code below knows nothing of the tensors' ends.
+    if lanes is None or not query.dtype == keys.dtype == values.dtype == mask.dtype:
+        raise TypeError(f"attention of {query.dtype} over {keys.dtype} with {mask.dtype}")
+    fit = keys.shape[2] * lanes.count == mask.shape[1] == columns and mask.shape[0] >= rows
+    if not fit or columns % STEP or dim != values.shape[3] or heads % kv_heads:
+        raise ValueError(
+            f"attention of {tuple(query.shape)} over {tuple(keys.shape)}, {tuple(values.shape)} "
+            f"with a mask of {tuple(mask.shape)}"
+        )
     groups = heads // kv_heads
     parts, tile = _parts(groups * rows, lanes)
     threads = min(torch.get_num_threads(), kv_heads * parts)
@@ -211,9 +213,9 @@ class _Emitter:
         code.store(share, code.place(self.shares, row, code.number))
 
     def _exp2(self, numbers: Any) -> Any:
-        """2 to the power of what is not above 0, 2^-126 at least."""
+        """2 to the power of what is not above 0; from 2^-127 on 0, as its exponent is then."""
         code, build = self.code, self.code.build
-        exponent = code.larger(numbers, code.all(code.numbers, -126.0))
+        exponent = code.larger(code.all(code.numbers, -127.0), numbers)
         whole = code.of_numbers("nearbyint", exponent)
         part, power = build.fsub(exponent, whole), None
         for term in reversed(range(_POWERS[code.lanes.each])):

@@ -48,7 +48,8 @@ class LaneRows:
 
     def read(self, place: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Views, of whole steps."""
-        assert place.start % STEP == place.stop % STEP == 0
+        if place.start % STEP or place.stop % STEP or place.stop > self._room:
+            raise ValueError(f"rows {place} of {self._room} in steps of {STEP}")
         count, each = self._lanes.count, self._lanes.each
         keys = self._keys[:, :, place.start // count : place.stop // count]
         return keys, self._values[:, :, place.start // each : place.stop // each]
@@ -78,15 +79,22 @@ class LaneRows:
     def _copy(
         self, place: Place, keys: torch.Tensor, values: torch.Tensor, *, inward: bool
     ) -> None:
+        # The code below knows nothing of the tensors' ends.
         assert isinstance(place, slice)
-        assert keys.stride(-1) == values.stride(-1) == 1
-        assert 0 <= place.start <= place.stop <= self._room
-        assert keys.dtype == values.dtype == self._keys.dtype
+        count = place.stop - place.start
+        size = (1, self._keys.shape[1], count, self._dim)
+        inside = 0 <= place.start <= place.stop <= self._room
+        if not inside or not keys.shape == values.shape == size:
+            given = f"{tuple(keys.shape)} and {tuple(values.shape)}"
+            raise ValueError(f"{given} where {size} lies, at {place} of {self._room}")
+        if not keys.dtype == values.dtype == self._keys.dtype:
+            raise TypeError(f"rows in {keys.dtype} and {values.dtype} for {self._keys.dtype}")
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         _copier(self._lanes, self._dim, inward)(
             *(self._keys.data_ptr(), self._values.data_ptr(), self._room * self._dim),
             *(keys.data_ptr(), keys.stride(1), keys.stride(2)),
             *(values.data_ptr(), values.stride(1), values.stride(2)),
-            *(keys.shape[1], place.start, place.stop - place.start),
+            *(keys.shape[1], place.start, count),
         )
 
 

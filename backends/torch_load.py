@@ -30,7 +30,7 @@ from .torch_lane_attention import prepare
 from .torch_lane_rows import fits
 from .torch_lean import LeanTarget
 from .torch_linear import dense, half, has_byte_products, has_half_products, light
-from .torch_machine_code import lanes_of
+from .torch_machine_code import lanes_of, use_threads
 from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
 from .torch_prequant import is_prequantised
@@ -136,7 +136,7 @@ def open_pair(
     lightly &= numbers != "fp32" and scheme == "none" and options.draft_bits is None
     drafting = light(plain) if lightly else drafting
     if device.type == "cpu":
-        torch.set_num_threads(options.threads or cpu_threads())
+        use_threads(options.threads or cpu_threads())
     steps = 3 if draft_dir else 2
     progress(LoadProgress("checking files", 0, steps))
     config = target_config(target_dir)

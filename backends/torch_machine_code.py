@@ -35,7 +35,7 @@ class Lanes:
 @cache
 def lanes_of(dtype: torch.dtype) -> Lanes | None:
     """The lanes for numbers of that kind; None where torch's operators serve better, or must."""
-    if not cpu_fuses(half=dtype == torch.bfloat16) or _team() is None:
+    if not cpu_fuses(half=dtype == torch.bfloat16) or team() is None or not _runs():
         return None
     if dtype == torch.bfloat16:
         return Lanes(16, 2, 32)
@@ -112,7 +112,7 @@ class Code:
         return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
     def larger(self, one: Any, other: Any) -> Any:
-        """The larger of two vectors of numbers."""
+        """The larger of two vectors of numbers, and ``other`` where one of them is none."""
         return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
 
     def opened(self, row: Any) -> Any:
@@ -194,7 +194,7 @@ class Code:
             answer = self.build.call(self.build.inttoptr(self.count(address), kind), [])
             return self.build.zext(answer, self.whole)
 
-        return asked(_team().omp_get_thread_num), asked(_team().omp_get_num_threads)
+        return asked(team().omp_get_thread_num), asked(team().omp_get_num_threads)
 
     @contextmanager
     def each(self, start: Any, stop: Any, step: Any) -> Iterator[Any]:
@@ -260,11 +260,36 @@ class Entry:
         if threads == 1:
             self._run(given)
         else:
-            _team().GOMP_parallel(self._address, given, threads, 0)
+            team().GOMP_parallel(self._address, given, threads, 0)
+
+
+def use_threads(count: int) -> None:
+    """Have torch work with so many threads, or as many as the system lets it have.
+
+    torch counts on all that it asks for: what a smaller team leaves undone is silently missing.
+    """
+    if (found := team()) is not None:
+        found.omp_set_dynamic(0)
+        nested = found.omp_get_max_active_levels()
+        count = min(count, found.omp_get_thread_limit()) if nested else 1
+    torch.set_num_threads(count)
 
 
 @cache
-def _team() -> Any:
+def _runs() -> bool:
+    """Whether LLVM is whole and of a version that this speaks to."""
+    try:
+        code = Code(Lanes(8, 1, 16), "goal")
+        code.store(code.build.add(code.team()[1], code.count(6)), code.address("goal"))
+        goal = ctypes.c_int64()
+        Entry(code)(ctypes.addressof(goal))
+    except Exception:  # missing libraries, other signatures, a system that lets nothing run
+        return False
+    return goal.value == 7
+
+
+@cache
+def team() -> Any:
     """OpenMP as torch has loaded it, for the threads that torch has; None where it is another's."""
     try:
         found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libgomp.so.1"))

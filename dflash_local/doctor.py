@@ -100,12 +100,12 @@ def _device() -> Iterator[Finding]:
         kept = "weights in fp16, " if room.halves else ""
         how = "native bf16" if room.native_bf16 else f"no native bf16: {kept}computes in fp32"
         yield Finding("ok", "kernels", f"{how}; {os.cpu_count()} logical cores")
-        if sys.platform == "linux" and free_memory.is_x86() and find_spec("llvmlite") is None:
+        if sys.platform == "linux" and free_memory.is_x86() and not free_memory.has_llvm():
             yield Finding(
                 "warn",
                 "kernels",
                 "attention is not compiled for this CPU, so rounds take a quarter longer",
-                "pip install llvmlite",
+                "pip install -U llvmlite",
             )
 
 

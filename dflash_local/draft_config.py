@@ -25,6 +25,11 @@ DEFAULT_ROPE_THETA = 10000.0
 _LARGEST = 2**31 - 1
 """No size of a model is larger, nor an index that libraries take."""
 
+_MOST_LAYERS = 4096
+
+_MOST_CANDIDATES = 512
+"""Ids of a slot that a selector weighs against all of the slot before."""
+
 _REFUSED = {
     "eagle": "an EAGLE draft",
     "dspark": "a DSpark draft",
@@ -286,6 +291,8 @@ def _rope(fields: _Fields) -> RopeConfig:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if fields.get("is_neox_style") is False or fields.get("rope_is_neox_style") is False:
         raise WeightsError(f"{fields.source}: interleaved rotary embedding is not supported.")
+    if not 1.0 < float(theta) < math.inf:
+        raise WeightsError(f"{fields.source}: rope_theta is {theta}.")
     if kind == "default":
         return RopeConfig(theta=float(theta))
     if kind != "yarn":
@@ -296,17 +303,29 @@ def _rope(fields: _Fields) -> RopeConfig:
     original = scaling.get("original_max_position_embeddings") or fields.integer(
         "max_position_embeddings"
     )
+    numbers = {
+        "rope_theta": float(theta),
+        "factor": factor,
+        "original_max_position_embeddings": float(original),
+        "beta_fast": float(scaling.get("beta_fast") or 32.0),
+        "beta_slow": float(scaling.get("beta_slow") or 1.0),
+    }
+    for name, value in numbers.items():
+        if not 0.0 < value < math.inf:
+            raise WeightsError(f"{fields.source}: yarn's {name} is {value:.6g}.")
     return RopeConfig(
         theta=float(theta),
         yarn_factor=factor,
         original_positions=int(original),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        beta_fast=numbers["beta_fast"],
+        beta_slow=numbers["beta_slow"],
         attention_factor=float(scaling.get("attention_factor") or 0.1 * math.log(factor) + 1.0),
     )
 
 
 def _layer_kinds(fields: _Fields, layers: int) -> tuple[tuple[LayerKind, ...], int | None]:
+    if not 1 <= layers <= _MOST_LAYERS:
+        raise WeightsError(f"{fields.source}: it has {layers:.6g} layers.", "Pull the draft again.")
     names = fields.get("layer_types") or ["full_attention"] * layers
     kinds: list[LayerKind] = []
     for name in names:
@@ -388,8 +407,28 @@ def _validate(config: DraftConfig, fields: _Fields) -> None:
         raise WeightsError(
             f"{fields.source}: drafts that sample from the anchor are not supported."
         )
+    _validate_v2(config, fields)
     if config.v2 is not None and config.hidden_size % config.v2.conv_group_size:
         raise WeightsError(
             f"{fields.source}: conv_group_size {config.v2.conv_group_size} does not divide "
             f"hidden size {config.hidden_size}."
         )
+
+
+def _validate_v2(config: DraftConfig, fields: _Fields) -> None:
+    if config.v2 is None:
+        return
+    known = config.draft_vocab_size or config.vocab_size or _MOST_CANDIDATES
+    limits = {
+        "conv_kernel_size": (0, _LARGEST),
+        "conv_group_size": (1, config.hidden_size),
+        "selector_rank": (1, _LARGEST),
+        "selector_top_k": (1, min(known, _MOST_CANDIDATES)),
+    }
+    for name, (least, most) in limits.items():
+        size = getattr(config.v2, name)
+        if not least <= size <= most:
+            raise WeightsError(
+                f"{fields.source}: {name} is {size}, it can be {least} to {most}.",
+                "Pull the draft again.",
+            )

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _SHARE_OF_WORKING_SET = 0.9
@@ -94,7 +94,14 @@ def cpu_fuses(*, half: bool) -> bool:
     """Whether attention is compiled here: on Linux on x86, where LLVM is installed. In bf16 it
     needs AVX512's products of pairs."""
     needed = {"avx512_bf16"} if half else {"avx2", "fma"}
-    return needed <= _cpu_flags() and find_spec("llvmlite") is not None
+    return needed <= _cpu_flags() and has_llvm()
+
+
+def has_llvm() -> bool:
+    """Whether an LLVM is installed that is new enough."""
+    with contextlib.suppress(PackageNotFoundError, ValueError):
+        return tuple(map(int, version("llvmlite").split(".")[:2])) >= (0, 46)
+    return False
 
 
 def cpu_packs() -> tuple[str, ...]:

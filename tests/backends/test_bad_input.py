@@ -67,6 +67,12 @@ def pickled(target: Path, draft: Path) -> None:
     (target / "model.safetensors").rename(target / "pytorch_model.bin")
 
 
+def selector(**numbers: int) -> Change:
+    """A draft of version 2 with such numbers."""
+    fitting = {"conv_kernel_size": 0, "conv_group_size": 1, "selector_rank": 4, "selector_top_k": 4}
+    return edit("draft", **{**fitting, **numbers})
+
+
 CASES: dict[str, tuple[Change, str]] = {
     "no weights": (remove("target", "model.safetensors"), "holds no weights"),
     "pickled weights": (pickled, "only pytorch_model.bin"),
@@ -113,6 +119,51 @@ CASES: dict[str, tuple[Change, str]] = {
         "rotary embedding 'spiral' is not supported",
     ),
     "yarn without a factor": (edit("draft", rope_scaling={"rope_type": "yarn"}), "factor"),
+    **{
+        f"yarn's {name} is {value}": (
+            edit("draft", rope_scaling={"rope_type": "yarn", "factor": 2.0, name: value}),
+            f"{name} is",
+        )
+        for name, value in (
+            ("factor", 0),
+            ("factor", float("inf")),
+            ("original_max_position_embeddings", -5),
+            ("beta_fast", -1),
+            ("beta_slow", -3),
+        )
+    },
+    "endless angles": (edit("draft", rope_theta=float("inf")), "rope_theta is inf"),
+    "layers without end": (
+        edit("draft", num_hidden_layers=2 * 10**9, layer_types=None),
+        "has 2e+09 layers",
+    ),
+    **{
+        f"selector's {name} is {value}": (selector(**{name: value}), f"{name} is {value}, it can")
+        for name, value in (
+            ("selector_top_k", 0),
+            ("selector_top_k", -1),
+            ("selector_top_k", 100_000),
+            ("selector_rank", 0),
+            ("conv_kernel_size", -1),
+            ("conv_group_size", -16),
+            ("conv_group_size", 0),
+        )
+    },
+    "layers of another family": (
+        edit("target", layer_types=["linear_attention"] * 4),
+        "have no layers of 'linear_attention'",
+    ),
+    **{
+        f"target's {name} is {value}": (
+            edit("target", layer_types=None, **{name: value}),
+            f"{name} is {value}",
+        )
+        for name, value in (
+            ("num_hidden_layers", 0),
+            ("num_key_value_heads", -2),
+            ("head_dim", -16),
+        )
+    },
     "missing target tensor": (edit("target", num_hidden_layers=5, layer_types=None), "lacks"),
 }
 
@@ -138,6 +189,19 @@ def test_a_bad_model_is_one_line(
     change(target, draft)
     argv = ("generate", "hi", "--target", str(target), "--draft", str(draft))
     assert told in fails(capsys, *argv)
+
+
+def test_a_field_of_another_family_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only Gemma's last layers share K/V."""
+    target, draft = chat_pair(tmp_path)
+    argv = ["generate", "hi", "--target", str(target), "--draft", str(draft), "--max-tokens", "9"]
+    assert main(argv) == 0
+    answer = capsys.readouterr().out
+    edit("target", num_kv_shared_layers=2)(target, draft)
+    assert main(argv) == 0
+    assert capsys.readouterr().out == answer
 
 
 def test_the_same_pair_unharmed_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from dflash_local import free_memory  # noqa: E402
 from dflash_local.backends import (  # noqa: E402
     torch_cache,
     torch_draft_context,
     torch_lane_attention,
     torch_lane_rows,
+    torch_machine_code,
 )
 from dflash_local.backends.torch_attention import (  # noqa: E402
     additive_mask,
@@ -196,27 +199,109 @@ def test_threads_share_the_work_and_change_nothing(dtype: Any, rows: int) -> Non
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-def test_a_team_may_be_smaller_than_asked_for() -> None:
-    """The system's limit is read once, so in a process of its own."""
+LIMITS = [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_MAX_ACTIVE_LEVELS": "0"}]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
+@pytest.mark.parametrize("asked", ["torch.set_num_threads", "use_threads"])
+def test_a_team_may_be_smaller_than_asked_for(limit: dict[str, str], asked: str) -> None:
+    """The system's limits are read once, so in a process of its own. Our code holds by itself,
+    torch's where ``use_threads`` has asked."""
     if lanes_of(SINGLE) is None:
         pytest.skip("this CPU has no such lanes, or LLVM is not here")
-    source = """
+    source = f"""
 import torch
 from dflash_local.backends.torch_attention import folded_attention
 from dflash_local.backends.torch_lane_rows import LaneRows
+from dflash_local.backends.torch_machine_code import use_threads
 
 rows = LaneRows((1, 4, 64, 16), torch.float32, torch.device("cpu"), cleared=True)
 rows.write(slice(0, 64), *torch.randn(2, 1, 4, 64, 16))
 query, read, outs = torch.randn(1, 8, 30, 16), rows.read(slice(0, 64)), []
-for threads in (1, 8):
-    torch.set_num_threads(threads)
-    outs.append(folded_attention(query, *read, None, 0.25))
-assert torch.equal(*outs)
+states, weight = torch.randn(8, 512), torch.randn(1024, 512)
+for threads in (1, 2):
+    {asked}(threads)
+    outs.append((folded_attention(query, *read, None, 0.25), states @ weight.T))
+assert torch.equal(outs[0][0], outs[1][0])
+if "{asked}" == "use_threads":
+    torch.testing.assert_close(outs[0][1], outs[1][1])
 """
-    limit = {"OMP_THREAD_LIMIT": "2", "OMP_DYNAMIC": "true"}
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **limit})
     assert done.returncode == 0, done.stderr
+
+
+def test_what_does_not_fit_is_refused(dtype: Any) -> None:
+    """Nothing behind the call would notice."""
+    own = buffers(2, STEP, 32, dtype)
+    keys, values = torch.zeros(2, 1, 2, 8, 32, dtype=dtype)
+    own.write(slice(0, 8), keys, values)
+    for place, k, v in (
+        (slice(0, 9), keys, values),
+        (slice(60, 68), keys, values),
+        (slice(0, 8), keys.expand(1, 2, 8, 32).repeat(1, 2, 1, 1), values),
+        (slice(0, 8), keys[..., :16], values),
+        (slice(0, 8), keys, torch.cat((values, values), dim=-1)),
+    ):
+        with pytest.raises(ValueError, match="lies"):
+            own.write(place, k, v)
+    with pytest.raises(TypeError):
+        own.write(slice(0, 8), keys.double(), values)
+    with pytest.raises(ValueError, match="in steps of"):
+        own.read(slice(0, 8))
+    read = own.read(slice(0, STEP))
+    query = torch.zeros(1, 4, 3, 32, dtype=dtype)
+    for wrong in (torch.zeros(2, STEP, dtype=dtype), torch.zeros(3, STEP + 1, dtype=dtype)):
+        with pytest.raises(ValueError, match="mask"):
+            folded_attention(query, *read, wrong, 1.0)
+    with pytest.raises(ValueError, match="attention of"):
+        folded_attention(query[:, :3], *read, None, 1.0)
+    with pytest.raises(TypeError):
+        folded_attention(query.double(), *read, None, 1.0)
+
+
+def test_what_is_no_number_stays_none_and_what_is_masked_weighs_nothing(dtype: Any) -> None:
+    draws = torch.Generator().manual_seed(11)
+    keys, values = torch.randn(2, 1, 2, STEP, 32, generator=draws).to(dtype)
+    query = torch.randn(1, 4, 3, 32, generator=draws).to(dtype)
+    mask = torch.zeros(3, STEP, dtype=dtype)
+    mask[:, 40:] = float("-inf")
+
+    def out(query: Any, keys: Any, values: Any) -> Any:
+        own = buffers(2, STEP, 32, dtype)
+        own.write(slice(0, STEP), keys, values)
+        return folded_attention(query, *own.read(slice(0, STEP)), mask, 0.2)
+
+    truth = out(query, keys, values)
+    huge = values.clone()
+    huge[:, :, 40:] = torch.finfo(dtype).max
+    assert torch.equal(out(query, keys, huge), truth)
+    for value in (float("nan"), float("inf")):
+        bad = query.clone()
+        bad[:, 1, 2] = value
+        wrong = out(bad, keys, values)
+        assert bool(wrong[:, 2, 1].isnan().all())
+        assert torch.equal(wrong[:, :2], truth[:, :2])
+        bad = keys.clone()
+        bad[:, 0, 7] = value
+        assert not bool(out(query, bad, values)[:, :, :2].isfinite().any())
+
+
+@pytest.mark.parametrize("broken", ["import", "version", "result"])
+def test_an_llvm_that_does_not_work_is_not_used(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lanes_of(SINGLE) is None:
+        pytest.skip("this CPU has no such lanes, or LLVM is not here")
+    if broken == "import":
+        monkeypatch.setitem(sys.modules, "llvmlite", None)
+    elif broken == "version":
+        monkeypatch.setattr(free_memory, "version", lambda name: "0.45.0")
+    else:
+        monkeypatch.setattr(torch_machine_code.Entry, "__call__", lambda self, *given: None)
+    for found in (lanes_of, torch_machine_code._runs):
+        monkeypatch.setattr(torch_machine_code, found.__name__, cache(found.__wrapped__))
+    assert torch_machine_code.lanes_of(SINGLE) is None
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
