@@ -65,7 +65,7 @@ def test_the_chat_looks_as_before(app: DflashApp, width: int, snap_compare: Any)
         screen.prompt.cursor_blink = False
         await screen.transcript.show(conversation)
         screen.load.info = await asyncio.to_thread(screen.service.wait)
-        screen.live.loaded(screen.load.info)
+        screen.live.loaded(screen.load.info, None)
         screen.answering.stats = stats
         screen.answering.cells.extend(cells)
         screen.live.plain_tok_s = 45.9
