@@ -13,6 +13,7 @@ import torch
 
 from dflash_local.errors import BackendUnavailable, WeightsError
 
+from .torch_bnb import bitsandbytes
 from .torch_weights import TensorReader
 
 BLOCK = 64
@@ -37,7 +38,7 @@ class PackedWeight:
     @property
     def state(self) -> Any:
         """The same for bitsandbytes."""
-        import bitsandbytes as bnb
+        bnb = bitsandbytes()
 
         return bnb.functional.QuantState(
             absmax=self.absmax,
@@ -50,7 +51,7 @@ class PackedWeight:
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight spelled out."""
-        import bitsandbytes as bnb
+        bnb = bitsandbytes()
 
         weight: torch.Tensor = bnb.functional.dequantize_4bit(self.packed, self.state)
         return weight.to(dtype)
@@ -89,7 +90,7 @@ def read_packed(reader: TensorReader, name: str, shape: tuple[int, int]) -> Pack
     """
     if f"{name}.{_STATE}" not in reader:
         return None
-    import bitsandbytes as bnb
+    bnb = bitsandbytes()
 
     parts = {part: reader.raw(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in reader}
     packed = reader.raw(name)

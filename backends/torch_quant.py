@@ -12,6 +12,7 @@ import torch
 
 from dflash_local.errors import BackendUnavailable, OptionError, how_to_install
 
+from .torch_bnb import bitsandbytes
 from .torch_linear import Linear, LinearMaker, dense, tensor_bytes
 from .torch_prequant import BLOCK, PackedWeight
 
@@ -31,7 +32,7 @@ class Nf4Linear:
     def __init__(
         self, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None
     ) -> None:
-        import bitsandbytes as bnb
+        bnb = bitsandbytes()
 
         rows, columns = weight.shape
         module: Any = bnb.nn.Linear4bit(
@@ -227,13 +228,10 @@ def _cpu_kernel() -> Any:
     """The fused CPU kernel's entry; None where this bitsandbytes is not the one it was read in."""
     if not version("bitsandbytes").startswith("0.50."):
         return None
-    from bitsandbytes.cextension import lib
-
-    return getattr(lib, "gemv_4bit_inference_cpu_nf4_bf16", None)
+    return getattr(bitsandbytes().cextension.lib, "gemv_4bit_inference_cpu_nf4_bf16", None)
 
 
 def _bitsandbytes_operators() -> Any:
     """bitsandbytes' operators; its kernels register when it is imported."""
-    import bitsandbytes  # noqa: F401
-
+    bitsandbytes()
     return torch.ops.bitsandbytes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,26 @@ def test_a_family_through_transformers_is_quantised_too(tmp_path: Path) -> None:
     assert "not quantised: layers.0.linear_attn.in_proj_b: 4 outputs are no multiple of 32" in (
         backend.info.kernels
     )
+
+
+def test_nobody_is_asked_for_code_and_nothing_is_said(tmp_path: Path) -> None:
+    """In a process of its own, as a library is imported once; with a package that would fetch."""
+    (tmp_path / "kernels.py").write_text(
+        "def get_kernel(*asked, **more):\n    raise SystemExit(9)\n"
+    )
+    source = """
+import sys
+from dflash_local.backends.torch_bnb import bitsandbytes
+
+assert bitsandbytes().nn.Linear4bit
+assert "kernels" not in sys.modules
+import kernels
+"""
+    path = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
