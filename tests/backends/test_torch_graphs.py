@@ -63,7 +63,7 @@ def test_both_caches_give_the_same_states(window: int | None, tmp_path: Path) ->
 
 
 SHAPE = ContextShape(
-    windows=(None, 12, 12, 20), heads=4, kv_heads=2, head_dim=8, block=4, capacity=3000
+    windows=(None, 12, 12, 20), heads=4, kv_heads=2, head_dim=16, block=4, capacity=3000
 )
 
 
@@ -75,10 +75,7 @@ def attended(context: Any, shape: ContextShape, block: tuple[Any, Any, Any], cau
     for layer, window in enumerate(shape.windows):
         keys, values = context.peek(layer, key, value)
         mask = context.mask(window, causal=causal)
-        folded = query.reshape(1, 2, -1, 8)
-        out.append(
-            torch.nn.functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-        )
+        out.append(folded_attention(query[None], keys, values, mask, 0.25))
     return torch.cat(out)
 
 
@@ -96,7 +93,7 @@ def test_both_contexts_show_a_block_the_same_rows(causal: bool) -> None:
     for step in range(250):
         # Prefills, rounds, short rewinds that every window survives, and a fresh start.
         count = 512 if step in (10, 30, 170) else 1 + step % 4
-        keys, values = rows(count, 4, 2, 8), rows(count, 4, 2, 8)
+        keys, values = rows(count, 4, 2, 16), rows(count, 4, 2, 16)
         for context in contexts:
             context.begin(count)
             context.write(keys, values)
@@ -105,7 +102,7 @@ def test_both_contexts_show_a_block_the_same_rows(causal: bool) -> None:
             back = 0 if step == 149 else contexts[0].length - 37
             for context in contexts:
                 context.crop(back)
-        block = (rows(4, 4, 8).transpose(0, 1), rows(4, 2, 8), rows(4, 2, 8))
+        block = (rows(4, 4, 16).transpose(0, 1), rows(4, 2, 16), rows(4, 2, 16))
         ours, theirs = (attended(context, SHAPE, block, causal) for context in contexts)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         most = max(most, contexts[0].length)
