@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dflash_local.backends.torch_attention import folded_attention  # noqa: E402
 from dflash_local.backends.torch_backend import TorchBackend  # noqa: E402
 from dflash_local.backends.torch_config import target_config, target_shape  # noqa: E402
 from dflash_local.backends.torch_draft import TorchDraft  # noqa: E402
@@ -107,7 +108,7 @@ def test_both_contexts_show_a_block_the_same_rows(causal: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         most = max(most, contexts[0].length)
     assert most > 1200
-    whole = 2 * 4 * 2 * 3004 * 8 * 4
+    whole = 2 * 4 * 2 * 3004 * 16 * 4
     for context in contexts:
         assert context.bytes < 0.75 * whole
 
@@ -118,16 +119,16 @@ def test_rows_that_a_ring_lost_are_never_seen() -> None:
     context = DeviceContext(shape, dtype=torch.float32, device=CPU)
     for count, text in ((512, 1.0), (512, 1.0), (200, 1.0)):
         context.begin(count)
-        context.write(torch.zeros(count, 1, 2, 8), torch.full((count, 1, 2, 8), text))
+        context.write(torch.zeros(count, 1, 2, 16), torch.full((count, 1, 2, 16), text))
         context.advance(count)
     context.crop(600)
-    block = (torch.zeros(4, 4, 8), torch.zeros(4, 2, 8), torch.full((4, 2, 8), 5.0))
+    block = (torch.zeros(4, 4, 16), torch.zeros(4, 2, 16), torch.full((4, 2, 16), 5.0))
     assert (attended(context, shape, block, False) == 5.0).all()
     context.begin(2)
-    context.write(torch.zeros(2, 1, 2, 8), torch.full((2, 1, 2, 8), 2.0))
+    context.write(torch.zeros(2, 1, 2, 16), torch.full((2, 1, 2, 16), 2.0))
     context.advance(2)
     torch.testing.assert_close(
-        attended(context, shape, block, False), torch.full((1, 2, 8, 8), (2 * 2.0 + 4 * 5.0) / 6)
+        attended(context, shape, block, False), torch.full((1, 4, 4, 16), (2 * 2.0 + 4 * 5.0) / 6)
     )
 
 
