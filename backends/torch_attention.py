@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from dflash_local.memory_need import SCORES_AT_ONCE
+from dflash_local.memory_need import COLUMN_STEP, SCORES_AT_ONCE
 
 from .torch_lane_attention import lane_attention, spelled_out
 
@@ -42,8 +42,7 @@ def folded_attention(
     if key.stride(-1) == value.stride(-1) == 1:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
         return out.view(heads, rows, -1).transpose(0, 1).unsqueeze(0)
-    # Only bf16 on the CPU has K by columns; where its products are slow, they run in
-    # fp32.
+    # Only bf16 on the CPU has K by columns; where its products are slow, they run in fp32.
     dtype = torch.float32 if widens() else query.dtype
 
     def attend(head: slice, row: slice) -> torch.Tensor:
@@ -97,7 +96,7 @@ def column_step(dtype: torch.dtype, device: torch.device) -> int:
     The CPU's bf16 products are compiled anew for every shape, 0.4 ms each: with a length of its own
     in every round, twice for the target and twice for the draft.
     """
-    return 64 if _turned(dtype, device) and not widens() else 1
+    return COLUMN_STEP if _turned(dtype, device) and not widens() else 1
 
 
 def _turned(dtype: torch.dtype, device: torch.device) -> bool:

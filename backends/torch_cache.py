@@ -11,8 +11,7 @@ from dflash_local.branches import in_place
 
 from .torch_attention import additive_mask, column_step
 from .torch_kv_rows import KvMaker, KvRows, PlainRows
-from .torch_lane_attention import STEP
-from .torch_lane_rows import LaneRows, fits
+from .torch_lane_rows import quickest_rows
 from .torch_masks import band_visible, tree_visible
 from .torch_recurrent import RecurrentStates
 from .torch_tree import Tree
@@ -171,11 +170,15 @@ class SlicedCache:
         self._stored = tuple(layer.stored for layer in layers)
         self._base = dict.fromkeys(self.windows, 0)
         """Per window, the position of the first row in the buffers."""
-        makers = [LaneRows if rows is PlainRows and self._fits(x) else rows for x in layers]
-        self._step = {window: column_step(dtype, device) for window in self.windows}
+        own = (rows, column_step(dtype, device))
+        chosen = [
+            quickest_rows(x.window, x.head_dim, dtype, device) if rows is PlainRows else own
+            for x in layers
+        ]
+        self._step = dict.fromkeys(self.windows, 1)
         """Per window, what the columns that are read are a multiple of."""
-        if LaneRows in makers:
-            self._step[None] = STEP
+        for window, (_, step) in zip(self.windows, chosen, strict=True):
+            self._step[window] = max(self._step[window], step)
         whole = self._step.get(None, 1)
         capacity = -(-capacity // whole) * whole
         self._room = {window: buffer_rows(window, capacity) for window in self.windows}
@@ -188,7 +191,7 @@ class SlicedCache:
                 device,
                 cleared=False,
             )
-            for layer, maker in zip(layers, makers, strict=True)
+            for layer, (maker, _) in zip(layers, chosen, strict=True)
         ]
         self._positions = torch.arange(capacity, device=device)
         self._bands: dict[tuple[int | None, int, int], torch.Tensor] = {}
@@ -356,10 +359,6 @@ class SlicedCache:
     def _layers_of(self, window: int | None) -> list[KvRows]:
         own = enumerate(self.windows)
         return [self._layers[i] for i, w in own if w == window and self._stored[i]]
-
-    def _fits(self, layer: LayerRows) -> bool:
-        """Whether K/V in lanes are quickest; they are read from the first row on."""
-        return layer.window is None and fits(layer.head_dim, self._dtype, self._device)
 
     def _spare(self, window: int | None) -> int:
         """Columns behind the rows begun that are read with them and masked."""

@@ -13,11 +13,9 @@ from typing import Protocol
 
 import torch
 
-from .torch_attention import additive_mask, column_step
+from .torch_attention import additive_mask
 from .torch_cache import REACH, SLICE
-from .torch_kv_rows import PlainRows
-from .torch_lane_attention import STEP
-from .torch_lane_rows import LaneRows, fits
+from .torch_lane_rows import quickest_rows
 from .torch_masks import visible_columns
 
 
@@ -112,10 +110,7 @@ class _Group:
         self.layers = list(layers)
         self.base = 0
         """Position of the first row."""
-        in_lanes = window is None and fits(shape.head_dim, dtype, device)
-        maker, self._step = (
-            (LaneRows, STEP) if in_lanes else (PlainRows, column_step(dtype, device))
-        )
+        maker, self._step = quickest_rows(window, shape.head_dim, dtype, device)
         whole = -(-(shape.capacity + shape.block) // self._step) * self._step
         self.room = whole if window is None else min(whole, window - 1 + REACH + SLICE)
         size = (1, shape.kv_heads, self.room, shape.head_dim)

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from dflash_local.memory_need import COLUMN_STEP
+
 from .torch_machine_code import Code, Entry, Lanes, lanes_of
 
-STEP = 64
+STEP = COLUMN_STEP
 """Columns come in steps of so many."""
 
 _TILES = {32: (1, 2, 3, 4, 6, 8, 9, 12), 16: (1, 2, 3, 4, 6)}

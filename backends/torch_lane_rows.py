@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from .torch_kv_rows import Place, Shape
+from .torch_attention import column_step
+from .torch_kv_rows import KvMaker, Place, PlainRows, Shape
 from .torch_lane_attention import STEP
 from .torch_linear import tensor_bytes
 from .torch_machine_code import Code, Entry, Lanes, lanes_of
@@ -102,6 +103,16 @@ def fits(dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether heads of that size can lie so, and gain by it."""
     lanes = lanes_of(dtype) if device.type == "cpu" else None
     return lanes is not None and dim % lanes.count == 0
+
+
+def quickest_rows(
+    window: int | None, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[KvMaker, int]:
+    """The buffers of a layer whose K/V are kept as computed, and what the columns that are read are
+    a multiple of. Lanes are read from the first row on, so a window goes without."""
+    if window is None and fits(dim, dtype, device):
+        return LaneRows, STEP
+    return PlainRows, column_step(dtype, device)
 
 
 @cache

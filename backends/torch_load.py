@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ from .torch_memory import fail_loudly, memory_errors, require_room
 from .torch_open_target import open_target
 from .torch_prequant import is_prequantised
 from .torch_quant import Quantiser, scheme_of_bits
-from .torch_target import Target, TargetShape
+from .torch_target import LayerShape, Target
 
 DEFAULT_CONTEXT = 8192
 
@@ -203,7 +203,8 @@ def open_pair(
 
     with memory_errors(f"{target_dir.name} does not fit into the memory of {device}.", device):
         with ThreadPoolExecutor(1) as meanwhile:
-            compiled = meanwhile.submit(_compile, shape, draft_config, dtype, device)
+            kept = () if options.kv_bits == 8 else shape.layers
+            compiled = meanwhile.submit(_compile, kept, draft_config, dtype, device)
             target, draft = load()
         fused = compiled.result()
     info = BackendInfo(
@@ -226,7 +227,7 @@ def open_pair(
             options,
             halved=halved,
             lightly=lightly and draft_dir is not None,
-            fused=fused and options.kv_bits != 8,
+            fused=fused,
         ),
     )
     backend = TorchBackend(info, target, draft, runner)
@@ -253,16 +254,21 @@ def _first_rounds(backend: TorchBackend) -> None:
 
 
 def _compile(
-    shape: TargetShape, draft: DraftConfig | None, dtype: torch.dtype, device: torch.device
+    layers: Sequence[LayerShape],
+    draft: DraftConfig | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> bool:
-    """Make the code of attention that rounds will run, where there is such; whether the target has
-    some."""
-    lanes = lanes_of(dtype)
+    """Make the code of attention that rounds will run, where there is such; whether the target's
+    layers, those that keep K/V as computed, have some."""
+    lanes = lanes_of(dtype) if device.type == "cpu" else None
     if lanes is None:
         return False
     rows = 2 * draft.block_size if draft is not None else 1  # a tree has so many
-    of_target = {(s.groups, s.head_dim) for s in shape.layers if s.window is None and s.stored}
-    of_draft = {(draft.heads // draft.kv_heads, draft.head_dim)} if draft is not None else set()
+    of_target = {(x.groups, x.head_dim) for x in layers if x.window is None and x.stored}
+    of_draft = set()
+    if draft is not None and None in draft.windows:
+        of_draft.add((draft.heads // draft.kv_heads, draft.head_dim))
     for groups, dim in of_target | of_draft:
         if fits(dim, dtype, device):
             prepare(lanes, groups, dim, rows)

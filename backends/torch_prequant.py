@@ -39,7 +39,6 @@ class PackedWeight:
     def state(self) -> Any:
         """The same for bitsandbytes."""
         bnb = bitsandbytes()
-
         return bnb.functional.QuantState(
             absmax=self.absmax,
             shape=torch.Size(self.shape),
@@ -52,7 +51,6 @@ class PackedWeight:
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight spelled out."""
         bnb = bitsandbytes()
-
         weight: torch.Tensor = bnb.functional.dequantize_4bit(self.packed, self.state)
         return weight.to(dtype)
 
@@ -91,7 +89,6 @@ def read_packed(reader: TensorReader, name: str, shape: tuple[int, int]) -> Pack
     if f"{name}.{_STATE}" not in reader:
         return None
     bnb = bitsandbytes()
-
     parts = {part: reader.raw(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in reader}
     packed = reader.raw(name)
     try:

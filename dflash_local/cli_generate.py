@@ -56,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
     with open_engine(args) as engine:
         block = 0 if args.plain else args.block
         events = engine.stream(messages, settings, block=block, thinking=args.think)
+        if args.json:
+            return _as_json(events)
         try:
-            return _as_json(events) if args.json else _as_text(events)
+            return _as_text(events)
         except KeyboardInterrupt:
             print(flush=True)  # noqa: T201 - what is said of it begins its own line
             raise

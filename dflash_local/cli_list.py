@@ -73,7 +73,7 @@ def _fits_cell(pair: Pair, result: Fit | None) -> str:
     """``to 8k`` with the largest context, ``no: 18 GB`` with the need, or why it is not known."""
     if result is None:
         return _unknown(pair)
-    if result.largest_context < 256:
+    if not result.useful:
         return f"no: {result.need.total / 1e9:.0f} GB"
     return f"to {result.largest_context / 1024:.0f}k"
 

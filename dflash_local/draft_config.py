@@ -304,7 +304,6 @@ def _rope(fields: _Fields) -> RopeConfig:
         "max_position_embeddings"
     )
     numbers = {
-        "rope_theta": float(theta),
         "factor": factor,
         "original_max_position_embeddings": float(original),
         "beta_fast": float(scaling.get("beta_fast") or 32.0),
@@ -407,17 +406,11 @@ def _validate(config: DraftConfig, fields: _Fields) -> None:
         raise WeightsError(
             f"{fields.source}: drafts that sample from the anchor are not supported."
         )
-    _validate_v2(config, fields)
-    if config.v2 is not None and config.hidden_size % config.v2.conv_group_size:
-        raise WeightsError(
-            f"{fields.source}: conv_group_size {config.v2.conv_group_size} does not divide "
-            f"hidden size {config.hidden_size}."
-        )
+    if config.v2 is not None:
+        _validate_v2(config.v2, config, fields)
 
 
-def _validate_v2(config: DraftConfig, fields: _Fields) -> None:
-    if config.v2 is None:
-        return
+def _validate_v2(numbers: DFlash2Config, config: DraftConfig, fields: _Fields) -> None:
     known = config.draft_vocab_size or config.vocab_size or _MOST_CANDIDATES
     limits = {
         "conv_kernel_size": (0, _LARGEST),
@@ -426,9 +419,14 @@ def _validate_v2(config: DraftConfig, fields: _Fields) -> None:
         "selector_top_k": (1, min(known, _MOST_CANDIDATES)),
     }
     for name, (least, most) in limits.items():
-        size = getattr(config.v2, name)
+        size = getattr(numbers, name)
         if not least <= size <= most:
             raise WeightsError(
                 f"{fields.source}: {name} is {size}, it can be {least} to {most}.",
                 "Pull the draft again.",
             )
+    if config.hidden_size % numbers.conv_group_size:
+        raise WeightsError(
+            f"{fields.source}: conv_group_size {numbers.conv_group_size} does not divide "
+            f"hidden size {config.hidden_size}."
+        )

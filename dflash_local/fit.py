@@ -37,6 +37,10 @@ _DEMO_HALVED = 493_626_624
 """Its bytes in fp16 on a CPU: 576 columns take the room of 1,024, and the head is there twice."""
 
 
+_LEAST = 256
+"""Positions that a chat needs at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A need held against the room of this machine."""
@@ -51,6 +55,11 @@ class Fit:
     def fits(self) -> bool:
         """Whether all of it can be held."""
         return self.need.total <= self.room.free
+
+    @property
+    def useful(self) -> bool:
+        """Whether the longest context that fits is worth a load."""
+        return self.largest_context >= _LEAST
 
     def __str__(self) -> str:
         n = self.need
@@ -200,7 +209,7 @@ def check(
 
 def refusal(name: str, result: Fit) -> DoesNotFit:
     """The error for a pair that does not fit."""
-    if result.largest_context >= 256:
+    if result.useful:
         advice = f"Use --context {result.largest_context}, the largest that fits"
     else:
         advice = "Choose a smaller model or stronger quantisation (dflash-local list --fits)"

@@ -16,14 +16,14 @@ PREFILL_SLICE = 512
 """Rows of one prefill step; its activations are the workspace."""
 SCORES_AT_ONCE = 2**23
 """Scores of attention that torch holds at once, where no fused kernel does without them."""
+COLUMN_STEP = 64
+"""Rows of K/V that a CPU reads at once."""
 _TORCH_MARGIN = 256 + PREFILL_SLICE
 """Rows that torch keeps behind a sliding window: what short rewinds need, and a slice."""
 _MLX_MARGIN = 512 + PREFILL_SLICE
 _MLX_STEP = 256
 _FUSED_HEAD_DIMS = (64, 80, 128)
 """Head sizes for which Metal's attention of many rows holds no matrix of scores."""
-_CPU_STEP = 64
-"""Rows of K/V that a CPU reads at once."""
 _FUSED_STEP = 16
 """Head sizes for which a CPU's own attention holds none are multiples of it."""
 
@@ -93,7 +93,7 @@ class Sizes:
         if self.backend != "mlx":
             if window:
                 return min(context, window - 1 + _TORCH_MARGIN)
-            return -(-context // _CPU_STEP) * _CPU_STEP if self.device == "cpu" else context
+            return -(-context // COLUMN_STEP) * COLUMN_STEP if self.device == "cpu" else context
         # They grow by an eighth, and to whole steps; the last growth may just have happened.
         rows = context + context // 8
         if window:

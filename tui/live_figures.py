@@ -36,8 +36,15 @@ class LiveFigures:
 
     def loaded(self, info: BackendInfo, answer: Answer | None) -> None:
         """It is ready; ``answer`` is the last one of the chat that goes on."""
-        self._status = replace(self._status, context=info.context, block=info.block_size)
-        self._show(replace(self._status, state="ready", position=_position(answer)))
+        self._show(
+            replace(
+                self._status,
+                state="ready",
+                block=info.block_size,
+                position=_position(answer),
+                context=info.context,
+            )
+        )
 
     def turned(self, answer: Answer | None) -> None:
         """The chat ends with another answer than the one that the figures are of, or with none."""

@@ -13,8 +13,6 @@ from dflash_local.select import backend_name
 
 _SHARE = 0.75
 """Of the memory that a model may take, the system and the context taking the rest."""
-_LEAST = 256
-"""Positions that a chat needs at least."""
 
 
 @cache
@@ -40,5 +38,5 @@ def fits(pair: Pair, target: Files, space: free_memory.Room) -> bool:
     """Whether the pair leaves room for a chat; true where its size is not known."""
     result = fit.fit_pair(pair, target, backend=backend_name(), free=space)
     if result is not None:
-        return result.largest_context >= _LEAST
+        return result.useful
     return not space.free or target.approx_bytes + pair.draft.approx_bytes <= space.free

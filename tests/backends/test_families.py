@@ -130,7 +130,7 @@ def test_columns_that_make_the_number_round_change_nothing(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As bf16 has them on the CPU; here in fp32, where ids can be compared."""
-    monkeypatch.setattr("dflash_local.backends.torch_cache.column_step", lambda *asked: 64)
+    monkeypatch.setattr("dflash_local.backends.torch_lane_rows.column_step", lambda *asked: 64)
     kind, settings = FAMILIES[family]
     model = save_target(tmp_path, kind, **settings)
     backend = open_pair(tmp_path, None, Options(context=200, dtype="fp32"), lambda step: None)

@@ -19,8 +19,6 @@ torch = pytest.importorskip("torch")
 
 from dflash_local import free_memory  # noqa: E402
 from dflash_local.backends import (  # noqa: E402
-    torch_cache,
-    torch_draft_context,
     torch_lane_attention,
     torch_lane_rows,
     torch_machine_code,
@@ -346,8 +344,7 @@ def test_without_llvm_the_same_comes_out(
     query = torch.randn(1, 6, rows, 32, generator=draws).to(dtype)
     outs = []
     for there in (True, False):
-        for module in (torch_cache, torch_draft_context):
-            monkeypatch.setattr(module, "fits", lambda *asked, there=there: there)
+        monkeypatch.setattr(torch_lane_rows, "fits", lambda *asked, there=there: there)
         cache = SlicedCache([Layer()], 400, dtype=dtype, device=CPU)
         for fresh in (past, new):
             cache.begin(fresh.shape[3])

@@ -21,7 +21,7 @@ from dflash_local.backends.torch_kv_rows import Int8Rows, KvMaker, PlainRows  # 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, CAPACITY = 4, 2, 400
 DIMS = [8, 16]
-"""Heads that never lie in pairs, and such as do where that gains."""
+"""Heads that seldom lie in lanes, and such as do where that gains."""
 GROUPS = HEADS // KV_HEADS
 
 Move = tuple[int, int, int]
